@@ -1,0 +1,39 @@
+# Thin lines over `python -m book`, which works without make as well.
+# Another interpreter: make book PYTHON=python3.12
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python)
+
+.PHONY: help setup book test lab serve check homework grade record clean
+
+help:
+	@$(PYTHON) -m book help
+
+setup:
+	@$(PYTHON) -m book setup
+
+book:
+	@$(PYTHON) -m book build
+
+test:
+	@$(PYTHON) -m book test
+
+lab:
+	@$(PYTHON) -m book lab
+
+serve:
+	@$(PYTHON) -m book serve
+
+check:
+	@$(PYTHON) -m book check
+
+homework:
+	@$(PYTHON) -m book homework
+
+grade:
+	@test -n "$(SUBMISSIONS)" || { echo "say which folder: make grade SUBMISSIONS=folder"; exit 2; }
+	@$(PYTHON) -m book grade "$(SUBMISSIONS)"
+
+record:
+	@$(PYTHON) -m book record
+
+clean:
+	@$(PYTHON) -m book clean

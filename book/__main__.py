@@ -1,0 +1,82 @@
+"""`python -m book <command>`: make the book, read it, test it, hand it out, grade it.
+
+Each command sets up `.venv` first if that is needed (see bootstrap.py), and lives in a module of
+its own that is imported only when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+
+from book import bootstrap
+
+# command -> (module with a main(arguments) function, what `help` says)
+COMMANDS = {
+    "setup": ("", "make .venv and install the pinned packages; nothing else"),
+    "build": ("book.build", "run every chapter and build the pages into build/html"),
+    "lab": ("book.lab", "open JupyterLab; double-click a chapter to run it"),
+    "serve": ("book.serve", "serve build/html on this machine [--port N]"),
+    "test": ("book.test", "lint, types and all tests [pytest arguments]"),
+    "check": ("book.check", "check links, anchors, offline use, raw mathematics [FOLDER]"),
+    "homework": ("book.homework", "write the release notebooks into build/homework"),
+    "grade": ("book.homework", "grade a folder of submissions: grade FOLDER"),
+    "record": ("book.record", "train and record the runs that the chapters plot (hours)"),
+    "clean": ("", "remove build/ and the caches; --all removes .venv too"),
+    "help": ("", "print this list"),
+}
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
+
+
+def print_help() -> None:
+    print("python -m book <command>        (or: make <command>)\n")
+    for name, (_, text) in COMMANDS.items():
+        print(f"  {name:<10}{text}")
+    print("\nmake grade SUBMISSIONS=folder   make book = python -m book build")
+
+
+def clean(arguments: list[str]) -> None:
+    """Remove what the other commands made, inside the project only."""
+    doomed = [bootstrap.ROOT / name for name in ("build", *CACHES)]
+    if "--all" in arguments:
+        doomed.append(bootstrap.VENV)
+    for path in doomed:
+        if path.exists():
+            shutil.rmtree(path)
+            print(f"removed {path}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; the exit status is 0 only if all went well."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("help", [])
+    if command in ("-h", "--help"):
+        command = "help"
+    if command not in COMMANDS:
+        print(f"unknown command {command!r}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    if command == "help":
+        print_help()
+        return 0
+    if command == "clean":
+        clean(rest)
+        return 0
+    try:
+        bootstrap.enter(arguments)
+    except bootstrap.SetupError as error:
+        print(f"\nset-up failed: {error}", file=sys.stderr)
+        return 1
+    if command == "setup":
+        print(f"ready: {bootstrap.venv_python()}")
+        return 0
+    module = importlib.import_module(COMMANDS[command][0])
+    # book.homework serves two commands and is told which one
+    call = getattr(module, "release" if command == "homework" else command, None) or module.main
+    return int(call(rest) or 0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
