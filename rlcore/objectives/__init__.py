@@ -1,0 +1,60 @@
+"""The objectives: pure functions, tensors in, tensors out.
+
+Every online algorithm answers the same five questions; each has its module:
+
+1. What was the response worth?         rewards
+2. Worth more than what?                advantages
+3. How far may one token move?          ratios
+4. How much does each token count?      aggregation
+5. How far from where we started?       kl
+
+``policy`` strings the answers together into one loss, ``likelihood`` is supervised fine-tuning and
+``logprobs`` turns a model's logits into what all of them need.  Nothing here knows a model, a
+tokenizer or a file, and nothing is random.
+
+Notation: prompt x, response y with tokens y_t, policy pi_theta, sampling policy pi_old, reference
+pi_ref, reward R^(g) and advantage A^(g) of the g-th response of a group of G, ratio rho_{g,t}.
+Shapes: B responses, T token slots, V tokens in the vocabulary, P prompts.
+Everywhere: arithmetic in float32 or wider; slots outside the mask may hold anything, NaN and inf
+too; every loss is to be minimised; bad input raises ValueError.
+"""
+
+from rlcore.objectives.advantages import (
+    EqualGroups,
+    batch_mean_advantages,
+    equal_groups,
+    group_advantages,
+    largest_group_advantage,
+    leave_one_out_advantages,
+    probability_all_equal,
+)
+from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
+from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
+from rlcore.objectives.likelihood import sft_loss
+from rlcore.objectives.logprobs import entropy, token_logprobs
+from rlcore.objectives.policy import SURROGATES, policy_loss
+from rlcore.objectives.ratios import RATIO_LEVELS, fixed_clip_range, importance_ratio
+from rlcore.objectives.rewards import kl_penalized_rewards
+
+__all__ = [
+    "AGGREGATIONS",
+    "KL_ESTIMATORS",
+    "RATIO_LEVELS",
+    "SURROGATES",
+    "EqualGroups",
+    "aggregate",
+    "batch_mean_advantages",
+    "entropy",
+    "equal_groups",
+    "fixed_clip_range",
+    "group_advantages",
+    "importance_ratio",
+    "kl_penalized_rewards",
+    "kl_per_token",
+    "largest_group_advantage",
+    "leave_one_out_advantages",
+    "policy_loss",
+    "probability_all_equal",
+    "sft_loss",
+    "token_logprobs",
+]

@@ -1,0 +1,112 @@
+"""What every objective asks of its arguments, so that no mistake passes in silence.
+
+Two conventions live here and nowhere else: arithmetic is done in float32 or wider, and a slot that
+the mask leaves out may hold anything (NaN and inf too) without touching value or gradient.
+"""
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def describe(value: Any) -> str:
+    """A short description of what was passed, for an error message."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+    return value
+
+
+def check_number(
+    name: str,
+    value: float,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+) -> float:
+    """A finite real number inside the given limits."""
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or value < at_least or value <= above or value > at_most:
+        limits = {">=": at_least, ">": above, "<=": at_most}
+        wanted = [f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit)]
+        raise ValueError(
+            f"{name} must be a finite number {' and '.join(wanted)}; got {describe(value)}"
+        )
+    return value
+
+
+def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
+    """An integer (a 0-d integer tensor will do) not below ``at_least``."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = at_least - 1
+    if isinstance(value, bool) or count < at_least:
+        raise ValueError(f"{name} must be an integer >= {at_least}; got {describe(value)}")
+    return count
+
+
+def to_float(values: Tensor) -> Tensor:
+    """float64 stays float64; everything else is computed in float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def read_mask(
+    response_mask: Tensor, *, name: str = "response_mask", allow_empty: bool = False
+) -> Tensor:
+    """The mask as booleans (B, T): true where the slot holds a token of the response."""
+    if not isinstance(response_mask, Tensor) or response_mask.dim() != 2:
+        raise ValueError(f"{name} must be a tensor of shape (B, T); got {describe(response_mask)}")
+    if response_mask.numel() == 0:
+        raise ValueError(
+            f"{name} must hold at least one row and one slot; got shape "
+            f"{tuple(response_mask.shape)}"
+        )
+    mask = response_mask == 1
+    strange = ~mask & (response_mask != 0)
+    if strange.any():
+        found = response_mask[strange][0].item()
+        raise ValueError(f"{name} must hold only 0 and 1 (or booleans); got {found}")
+    empty = ~mask.any(dim=1)
+    if not allow_empty and empty.any():
+        row = int(empty.nonzero()[0])
+        raise ValueError(
+            f"{name} row {row} is empty: a response needs at least one real token; got 0 "
+            "(allow_empty=True leaves such rows out)"
+        )
+    return mask
+
+
+def read_tokens(name: str, values: Tensor, mask: Tensor) -> Tensor:
+    """Per-token values (B, T) in float32 or wider, with 0 in every slot that the mask leaves out.
+
+    A padded slot is replaced before any arithmetic: multiplying it by 0 would keep its NaN, in the
+    value or in the gradient.
+    """
+    if not isinstance(values, Tensor) or values.shape != mask.shape:
+        raise ValueError(
+            f"{name} must be a tensor of shape {tuple(mask.shape)}, that of the mask; got "
+            f"{describe(values)}"
+        )
+    if values.device != mask.device:
+        raise ValueError(f"{name} must be on {mask.device}, as the mask; got {values.device}")
+    if values.is_complex():
+        raise ValueError(f"{name} must hold real numbers; got {describe(values)}")
+    values = torch.where(mask, to_float(values), 0.0)
+    bad = ~values.isfinite()
+    if bad.any():
+        row, slot = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} must be finite at every real token; got {values[row, slot].item()} in row "
+            f"{row}, slot {slot}"
+        )
+    return values

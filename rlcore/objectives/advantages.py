@@ -1,0 +1,206 @@
+"""Question 2: worth more than what?  From rewards R^(g) to advantages A^(g).
+
+A group is the set of responses y^(1), ..., y^(G) to one prompt x; it is known by the prompt's id,
+never by position, so the order of the rows means nothing.
+
+The same everywhere in this file:
+- rewards (B,): a tensor of any real dtype, or a list of numbers.  NaN (None in a list) is a missing
+  reward, the verifier abstained: it is left out of the statistics and its own advantage is 0.
+  +-inf is an error.
+- group_ids (B,): integers, the id of the prompt that each row answers.  A group of one row is an
+  error (there is nothing to compare with); a group with one reward that is not missing gets 0.
+- Statistics are computed in float64.  The result is float64 for float64 rewards (and for lists),
+  else float32, and carries no gradient.
+- If all rewards of a group are equal, its advantages are exactly 0, in every dtype and for every
+  setting: equality is tested on the rewards, since a mean of equal numbers can miss them by a bit.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlcore.objectives._checks import check_choice, check_count, check_number, describe
+
+Rewards = Tensor | Sequence[float | None]
+
+
+def group_advantages(
+    rewards: Rewards,
+    group_ids: Tensor | Sequence[int],
+    *,
+    scale: str = "group",
+    ddof: int = 0,
+    eps: float = 0.0,
+) -> Tensor:
+    """A^(g) = (R^(g) - mean R) / (std R + eps), over the responses to the same prompt.
+
+    scale: whose std divides. "group" (GRPO), "batch" (all rewards together), "none" (Dr. GRPO).
+    ddof: 0 population std, a lone success gets sqrt(G-1); 1 sample std, (G-1)/sqrt(G).
+    Returns (B,).  Missing rewards, all-equal groups and errors: the top of this file.
+    Source: DeepSeekMath, arXiv 2402.03300, sec. 4.1.2, which states neither ddof nor eps
+    (TRL: ddof=1, eps=1e-4; verl: ddof=1, eps=1e-6); Dr. GRPO, arXiv 2503.20783, sec. 3.2.
+    """
+    check_choice("scale", scale, ("group", "batch", "none"))
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {ddof!r}")
+    check_number("eps", eps, at_least=0)
+    reward, group, member, dtype = _read_groups(rewards, group_ids)
+
+    baseline = _mean(reward, member)[group]
+    centred = torch.where(_learns(reward, group, member), reward - baseline, 0.0)
+    if scale == "none":
+        return centred.to(dtype)
+    if scale == "group":
+        std = _std(reward, member, ddof)[group]
+    else:
+        std = _std(reward, member.any(dim=0, keepdim=True), ddof)
+    return torch.where(centred == 0, 0.0, centred / (std + eps)).to(dtype)
+
+
+def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> Tensor:
+    """A^(g) = R^(g) - mean of the OTHER rewards of the group = G/(G-1) (R^(g) - mean R).
+
+    The baseline does not depend on y^(g), so the policy gradient stays unbiased.
+    Returns (B,).  Missing rewards, all-equal groups and errors: the top of this file.
+    Source: RLOO, Ahmadian et al., arXiv 2402.14740.
+    """
+    reward, group, member, dtype = _read_groups(rewards, group_ids)
+    count = member.sum(dim=1)[group]
+    total = (reward * member).sum(dim=1)[group]
+    others = (total - reward) / (count - 1).clamp(min=1)
+    return torch.where(_learns(reward, group, member), reward - others, 0.0).to(dtype)
+
+
+def batch_mean_advantages(rewards: Rewards) -> Tensor:
+    """A_i = R_i - mean of all rewards of the batch, whatever their prompts.
+
+    The baseline contains R_i itself, which shrinks the mean gradient by (B-1)/B, no more.
+    Returns (B,).  ValueError for a batch of one row; the rest as the top of this file.
+    Source: REINFORCE with a baseline, Williams 1992.
+    """
+    values = _read_rewards(rewards)
+    if len(values) < 2:
+        raise ValueError(f"rewards must hold at least 2 rows for a batch mean; got {len(values)}")
+    return group_advantages(values, torch.zeros_like(values, dtype=torch.int64), scale="none")
+
+
+class EqualGroups(NamedTuple):
+    """Which groups teach nothing: see equal_groups."""
+
+    group_ids: Tensor  # (P,) the distinct prompt ids, ascending
+    equal: Tensor  # (P,) bool
+    share: Tensor  # 0-d float64: the fraction of groups that are all equal
+
+
+def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGroups:
+    """Which groups have rewards that are all equal, so that every advantage is 0.
+
+    Missing rewards do not count; a group left with one reward or none is all equal.
+    The share is TRL's frac_reward_zero_std.  Errors: the top of this file.
+    """
+    reward, _, member, _ = _read_groups(rewards, group_ids)
+    equal = _all_equal(reward, member)
+    ids = torch.as_tensor(group_ids).unique(sorted=True)
+    return EqualGroups(ids, equal, equal.double().mean())
+
+
+def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
+    """P(all G rewards are equal) = p^G + (1-p)^G, when each is 1 with probability p, else 0.
+
+    p in [0, 1], a number or a tensor of any shape; the result is alike.
+    ValueError: p outside [0, 1], group_size < 2.
+    """
+    check_count("group_size", group_size, at_least=2)
+    values = torch.as_tensor(p)
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise ValueError(f"p must be a probability, in [0, 1]; got {p!r}")
+    return p**group_size + (1 - p) ** group_size
+
+
+def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
+    """The bound on |A^(g)| of a z-scored group: sqrt(G-1) for ddof=0, (G-1)/sqrt(G) for ddof=1.
+
+    Met with equality by one success among G-1 failures (and by one failure among successes).
+    It is Samuelson's inequality, or Cantelli's one-sided bound on the uniform law over the group:
+    1/G <= P(R - mean >= k std) <= 1/(1 + k^2).  ValueError: group_size < 2, ddof not 0 or 1.
+    """
+    check_count("group_size", group_size, at_least=2)
+    if ddof not in (0, 1):
+        raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {ddof!r}")
+    return math.sqrt(group_size - 1) if ddof == 0 else (group_size - 1) / math.sqrt(group_size)
+
+
+def _read_rewards(rewards: Rewards) -> Tensor:
+    """A tensor (B,); of a list, in float64, with NaN for None."""
+    if not isinstance(rewards, Tensor):
+        try:
+            numbers = [math.nan if reward is None else float(reward) for reward in rewards]
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"rewards must be a tensor or a list of numbers (None: missing); got {rewards!r}"
+            ) from None
+        rewards = torch.tensor(numbers, dtype=torch.float64)
+    if rewards.dim() != 1 or len(rewards) == 0 or rewards.is_complex():
+        raise ValueError(f"rewards must be real and of shape (B,), B >= 1; got {describe(rewards)}")
+    if rewards.isinf().any():
+        row = int(rewards.isinf().nonzero()[0])
+        raise ValueError(
+            f"rewards must be finite or missing (NaN); got {rewards[row]} in row {row}"
+        )
+    return rewards.detach()
+
+
+def _read_groups(
+    rewards: Rewards, group_ids: Tensor | Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+    """-> reward (B,) in float64, 0 where missing; group (B,): which of the P groups the row is in;
+    member (P, B): the row has a reward and is in that group; dtype of the result."""
+    values = _read_rewards(rewards)
+    ids = torch.as_tensor(group_ids)
+    if ids.shape != values.shape:
+        raise ValueError(
+            f"group_ids must be of shape {tuple(values.shape)}, as rewards; got {describe(ids)}"
+        )
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"group_ids must hold integers, the prompts' ids; got {describe(ids)}")
+    if ids.device != values.device and isinstance(group_ids, Tensor):
+        raise ValueError(f"group_ids must be on {values.device}, as rewards; got {ids.device}")
+    names, group, size = ids.to(values.device).unique(return_inverse=True, return_counts=True)
+    if (size == 1).any():
+        lone = names[size == 1][0].item()
+        raise ValueError(
+            f"group_ids: every group needs at least 2 rows to be compared; got 1 of group {lone}"
+        )
+    known = ~values.isnan()
+    member = known & (group == torch.arange(len(names), device=values.device)[:, None])
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return torch.where(known, values.double(), 0.0), group, member, dtype
+
+
+def _mean(reward: Tensor, member: Tensor) -> Tensor:
+    """(B,), (P, B) -> (P,)."""
+    return (reward * member).sum(dim=1) / member.sum(dim=1).clamp(min=1)
+
+
+def _std(reward: Tensor, member: Tensor, ddof: int) -> Tensor:
+    """(B,), (P, B) -> (P,).  Deviations are divided by the largest before they are squared, so that
+    neither tiny nor huge rewards leave the range of float64."""
+    deviation = (reward - _mean(reward, member)[:, None]).abs() * member
+    largest = deviation.amax(dim=1)
+    unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return largest * (unit.square().sum(dim=1) / (member.sum(dim=1) - ddof).clamp(min=1)).sqrt()
+
+
+def _all_equal(reward: Tensor, member: Tensor) -> Tensor:
+    """(B,), (P, B) -> (P,): by comparison, so exact; true for one reward or none."""
+    lowest = torch.where(member, reward, math.inf).amin(dim=1)
+    highest = torch.where(member, reward, -math.inf).amax(dim=1)
+    return highest <= lowest
+
+
+def _learns(reward: Tensor, group: Tensor, member: Tensor) -> Tensor:
+    """(B,): the row has a reward, and one of its group differs from another."""
+    return member.any(dim=0) & ~_all_equal(reward, member)[group]
