@@ -103,7 +103,7 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
     """
     reward, _, member, _ = _read_groups(rewards, group_ids)
     equal = _all_equal(reward, member)
-    ids = torch.as_tensor(group_ids).unique(sorted=True)
+    ids = torch.as_tensor(group_ids).unique(sorted=True).to(equal.device)
     return EqualGroups(ids, equal, equal.double().mean())
 
 

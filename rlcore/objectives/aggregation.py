@@ -41,10 +41,10 @@ def aggregate(
     check_choice("how", how, AGGREGATIONS)
     if how == "constant":
         if constant is None:
-            raise ValueError('constant must be given for how="constant"; got None')
+            raise ValueError("constant must be given to aggregate over a constant; got None")
         check_number("constant", constant, above=0)
     elif constant is not None:
-        raise ValueError(f'constant is for how="constant" only; got {constant} with how="{how}"')
+        raise ValueError(f'constant is for "constant" only; got {constant} with "{how}"')
     mask = read_mask(response_mask, allow_empty=allow_empty)
     values = read_tokens("token_values", token_values, mask)
 

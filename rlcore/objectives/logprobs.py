@@ -87,25 +87,24 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        scores = torch.empty(len(logits), dtype=_wide(logits), device=logits.device)
-        normaliser = torch.empty_like(scores)
+        result = torch.empty(len(logits), dtype=_wide(logits), device=logits.device)
         for part in _slices(*logits.shape):
-            scaled = to_float(logits[part]) / temperature
-            normaliser[part] = scaled.logsumexp(-1)
-            scores[part] = scaled.gather(1, ids[part, None])[:, 0] - normaliser[part]
-        ctx.save_for_backward(logits, ids, normaliser)
+            scores = torch.log_softmax(to_float(logits[part]) / temperature, dim=-1)
+            result[part] = scores.gather(1, ids[part, None])[:, 0]
+        ctx.save_for_backward(logits, ids)
         ctx.temperature = temperature
-        return scores
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids, normaliser = ctx.saved_tensors
+        logits, ids = ctx.saved_tensors
         result = torch.empty_like(logits)
         for part in _slices(*logits.shape):
             push = gradient[part, None] / ctx.temperature
-            softmax = (to_float(logits[part]) / ctx.temperature - normaliser[part, None]).exp_()
-            change = softmax.mul_(-push).scatter_add_(1, ids[part, None], push)
+            # d log pi(y) / dz_v = 1[v = y] - pi(v)
+            change = torch.softmax(to_float(logits[part]) / ctx.temperature, dim=-1).mul_(-push)
+            change.scatter_add_(1, ids[part, None], push)
             result[part] = change.masked_fill_(push == 0, 0.0)
         return result, None, None
 

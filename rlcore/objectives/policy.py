@@ -1,15 +1,14 @@
 """The loss of every online algorithm in this book: the five stages, strung together."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import check_choice, check_number, describe, read_mask, read_tokens
-from rlcore.objectives.aggregation import aggregate
-from rlcore.objectives.kl import kl_per_token
-from rlcore.objectives.ratios import fixed_clip_range, importance_ratio
+from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
+from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
+from rlcore.objectives.ratios import RATIO_LEVELS, fixed_clip_range, importance_ratio
 
 SURROGATES = ("clip", "reinforce")
 
@@ -43,37 +42,40 @@ def policy_loss(
     The other arguments, and what is an error: importance_ratio, fixed_clip_range, aggregate,
     kl_per_token.  Source: PPO, arXiv 1707.06347, eq. 7; GRPO, arXiv 2402.03300, eq. 3.
     """
-    check_choice("surrogate", surrogate, SURROGATES)
-    check_number("beta", beta, at_least=0)
+    _check_choices(surrogate, ratio_level, aggregation, kl_estimator)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     logprobs = read_tokens("logprobs", logprobs, mask)
     advantage = _per_token(advantages, mask, logprobs.dtype)
 
-    ratio = importance_ratio(
-        logprobs, old_logprobs, mask, level=ratio_level, allow_empty=allow_empty
-    )
+    # How far may one token move?
+    ratio = importance_ratio(logprobs, old_logprobs, mask, level=ratio_level, allow_empty=True)
     low, high = fixed_clip_range(epsilon_low, epsilon_high)
     if surrogate == "clip":
         gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     else:
         gain = advantage * logprobs
-    token_loss, kl = -gain, None
-    if ref_logprobs is not None:
-        kl = kl_per_token(
-            logprobs, ref_logprobs, mask, estimator=kl_estimator, allow_empty=allow_empty
-        )
-        token_loss = token_loss + beta * (ratio * kl if kl_importance_weighted else kl)
-    elif beta > 0:
-        raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
+
+    # How far from where we started?
+    kl = _kl(logprobs, ref_logprobs, mask, beta, kl_estimator)
+    penalty = beta * (ratio * kl if kl_importance_weighted else kl)
+
+    # How much does each token count?
+    tokens = penalty - gain
     loss = aggregate(
-        token_loss, mask, how=aggregation, constant=constant, total=total, allow_empty=allow_empty
+        tokens, mask, how=aggregation, constant=constant, total=total, allow_empty=True
     )
-    how = "token_mean" if ratio_level == "token" else "sequence_mean"
-    clip = (low, high) if surrogate == "clip" else (0.0, math.inf)
-    stats = _statistics(ratio, advantage, mask, clip, how)
-    if kl is not None:
+
+    stats = _statistics(ratio, advantage, mask, low, high, surrogate, ratio_level)
+    if ref_logprobs is not None:
         stats["kl"] = stats[f"kl/{kl_estimator}"] = _mean(kl, mask, "token_mean")
     return loss, stats
+
+
+def _check_choices(surrogate: str, ratio_level: str, aggregation: str, kl_estimator: str) -> None:
+    check_choice("surrogate", surrogate, SURROGATES)
+    check_choice("ratio_level", ratio_level, RATIO_LEVELS)
+    check_choice("aggregation", aggregation, AGGREGATIONS)
+    check_choice("kl_estimator", kl_estimator, KL_ESTIMATORS)
 
 
 def _per_token(advantages: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,20 +90,41 @@ def _per_token(advantages: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
     return read_tokens("advantages", advantages.detach(), mask).to(dtype)
 
 
+def _kl(
+    logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, beta: float, estimator: str
+) -> Tensor:
+    """KL per token; 0 without a reference."""
+    check_number("beta", beta, at_least=0)
+    if ref_logprobs is not None:
+        return kl_per_token(logprobs, ref_logprobs, mask, estimator=estimator, allow_empty=True)
+    if beta > 0:
+        raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
+    return torch.zeros_like(logprobs)
+
+
 def _mean(values: Tensor, mask: Tensor, how: str) -> Tensor:
     return aggregate(values.detach(), mask, how=how, allow_empty=True)
 
 
 def _statistics(
-    ratio: Tensor, advantage: Tensor, mask: Tensor, clip: tuple[float, float], how: str
+    ratio: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    low: float,
+    high: float,
+    surrogate: str,
+    ratio_level: str,
 ) -> dict[str, Tensor]:
-    """Under TRL's names: the share of tokens (of responses, for a ratio per response) whose ratio
-    has left the range on the side where the clip takes the gradient away, and the mean ratio."""
-    low = (ratio < clip[0]) & (advantage < 0)
-    high = (ratio > clip[1]) & (advantage > 0)
+    """Under TRL's names: the mean ratio, and the share of tokens (of responses, where they have one
+    ratio each) that the clip leaves without a gradient: below the range with A < 0, above it with
+    A > 0.  "reinforce" does not clip."""
+    how = "token_mean" if ratio_level == "token" else "sequence_mean"
+    clips = surrogate == "clip"
+    below = (ratio < low) & (advantage < 0) & clips
+    above = (ratio > high) & (advantage > 0) & clips
     return {
-        "clip_ratio/low_mean": _mean(low, mask, how),
-        "clip_ratio/high_mean": _mean(high, mask, how),
-        "clip_ratio/region_mean": _mean(low | high, mask, how),
+        "clip_ratio/low_mean": _mean(below, mask, how),
+        "clip_ratio/high_mean": _mean(above, mask, how),
+        "clip_ratio/region_mean": _mean(below | above, mask, how),
         "ratio_mean": _mean(ratio, mask, how),
     }
