@@ -1,0 +1,18 @@
+"""Tasks: problems, demonstrations of mixed quality, verifiers. No torch is needed here."""
+
+from __future__ import annotations
+
+from rlcore.tasks.robot import ROBOT
+from rlcore.tasks.sort import SORT, SORT_UNSEEN
+from rlcore.tasks.task import SPLITS, Task
+
+TASKS = {task.name: task for task in (SORT, SORT_UNSEEN, ROBOT)}
+
+__all__ = ["ROBOT", "SORT", "SORT_UNSEEN", "SPLITS", "TASKS", "Task", "get_task"]
+
+
+def get_task(name: str) -> Task:
+    """The task of that name; ValueError listing the names for an unknown one."""
+    if name not in TASKS:
+        raise ValueError(f"task: found {name!r}; wanted one of {', '.join(TASKS)}")
+    return TASKS[name]

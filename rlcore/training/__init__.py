@@ -1,0 +1,22 @@
+"""Training: SFT and the loop of every online algorithm, with records, checkpoints and recipes."""
+
+from __future__ import annotations
+
+from rlcore.training.loop import NonFiniteError
+from rlcore.training.policy import train_policy
+from rlcore.training.recipes import RECIPES, Recipe, recipe, row, sft_start
+from rlcore.training.record import Run, read_run
+from rlcore.training.sft import train_sft
+
+__all__ = [
+    "RECIPES",
+    "NonFiniteError",
+    "Recipe",
+    "Run",
+    "read_run",
+    "recipe",
+    "row",
+    "sft_start",
+    "train_policy",
+    "train_sft",
+]

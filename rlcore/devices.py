@@ -1,0 +1,72 @@
+"""Which device and which number type, chosen automatically and overridable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def choose_device(device: str | torch.device | None = None) -> torch.device:
+    """The device to run on: CUDA when there is one, else the CPU; or the one asked for.
+
+    Raises ValueError for an unknown name, and for a CUDA device that this machine lacks.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device: {device!r} is not a device; wanted 'cpu', 'cuda' or 'cuda:<number>'"
+        ) from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: found {device!r}; wanted 'cpu' or 'cuda'")
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise ValueError(
+                f"device: {device!r} was asked for, but torch sees no CUDA device here"
+            )
+        if chosen.index is not None and chosen.index >= count:
+            raise ValueError(f"device: {device!r} was asked for, but there are only {count}")
+    return chosen
+
+
+def choose_dtype(
+    dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> torch.dtype:
+    """The number type of the weights: float32 unless another one is asked for.
+
+    float32 on CUDA too: weights that AdamW updates by 1e-4 of themselves do not move in bfloat16,
+    whose step is 1/256. On the CPU bfloat16 is also slower at the compact sizes.
+    Raises ValueError for a type that is not in `DTYPES`, and for float16, whose range is too small
+    for a loss without scaling.
+    """
+    choose_device(device)
+    if dtype is None:
+        return torch.float32
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    raise ValueError(f"dtype: found {dtype!r}; wanted one of {', '.join(DTYPES)}")
+
+
+@contextmanager
+def using_threads(threads: int | None) -> Iterator[None]:
+    """Run the block with this many torch threads, then put the old number back; None: no change."""
+    if threads is None:
+        yield
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads: found {threads!r}; wanted a whole number of at least 1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,75 @@
+"""Held-out accuracy, greedy and sampled, with standard errors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from rlcore.sampling import sample
+from rlcore.tasks import Task
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    *,
+    split: str = "held-out",
+    n: int = 512,
+    samples_per_prompt: int = 1,
+    temperature: float = 1.0,
+    seed: int = 0,
+    prompts_per_batch: int = 256,
+) -> dict[str, float]:
+    """Mean verifier reward on `n` different problems of a split.
+
+    greedy: with the most likely token each time. sampled: `samples_per_prompt` responses at
+    `temperature`. greedy_se, sampled_se: standard errors over problems (sample std / sqrt(n);
+    responses to one problem are averaged first, they are not independent). mean_length: tokens per
+    sampled response with its terminal token; greedy_length likewise. truncated: share of sampled
+    responses cut at `task.max_new_tokens`. missing: responses (both kinds) on which the verifier
+    abstained; they are left out. The problems and the random numbers depend on `seed` only.
+
+    Raises ValueError as `Task.prompts` and `sample` do, and where no response was rated.
+    """
+    prompts = task.prompts(split, n, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    result: dict[str, float] = {}
+    missing = 0
+    for name, copies in (("greedy", 1), ("sampled", samples_per_prompt)):
+        means, lengths, cut = [], [], []
+        for first in range(0, n, prompts_per_batch):
+            batch = prompts[first : first + prompts_per_batch]
+            out = sample(
+                model,
+                tokenizer,
+                batch,
+                group_size=copies,
+                max_new_tokens=task.max_new_tokens,
+                temperature=temperature,
+                greedy=name == "greedy",
+                generator=generator,
+            )
+            lengths += out.lengths.tolist()
+            cut += out.truncated.tolist()
+            for i, prompt in enumerate(batch):
+                texts = out.texts[i * copies : (i + 1) * copies]
+                rewards = [r for r in (task.verify(prompt, t) for t in texts) if r is not None]
+                missing += copies - len(rewards)
+                if rewards:
+                    means.append(sum(rewards) / len(rewards))
+        if not means:
+            raise ValueError(f"task: the verifier of {task.name!r} rated no response")
+        mean = sum(means) / len(means)
+        spread = sum((m - mean) ** 2 for m in means) / max(len(means) - 1, 1)
+        result[name] = mean
+        result[f"{name}_se"] = math.sqrt(spread / len(means))
+        length = sum(lengths) / len(lengths)
+        result["mean_length" if name == "sampled" else "greedy_length"] = length
+        if name == "sampled":
+            result["truncated"] = sum(cut) / len(cut)
+    result["missing"] = float(missing)
+    result["n"] = float(n)
+    return result

@@ -1,0 +1,292 @@
+"""Groups of responses from a policy, with the log-probs of the distribution sampled from.
+
+Less work for the same samples: a prompt is read once for its whole group, keys and values are
+kept, and a row leaves the batch when it is finished. None of it changes a sample, since each row
+has its own stream of random numbers, drawn before the first token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.models import encode
+from rlcore.objectives.logprobs import token_logprobs
+
+
+@dataclass
+class Samples:
+    """B responses; P prompt columns (padded on the left), T response columns (on the right).
+
+    The terminal token is part of the response where it was sampled: it is scored and trained.
+    """
+
+    prompts: list[str]  # one per row
+    texts: list[str]  # the response without its terminal token
+    input_ids: Tensor  # (B, P+T)
+    attention_mask: Tensor  # (B, P+T), 1 on real tokens
+    response_mask: Tensor  # (B, T), True on response tokens, the terminal one included
+    logprobs: Tensor  # (B, T) float32, of the distribution sampled from; 0 on padding
+    entropy: Tensor  # (B, T) float32, nats, of that distribution; 0 on padding
+    group_ids: Tensor  # (B,), the number of the row's prompt in the call
+    lengths: Tensor  # (B,), response tokens, the terminal one included
+    truncated: Tensor  # (B,), True where max_new_tokens came before the terminal token
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Dropout off inside the block; `model.training` is put back after it."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()  # not inference_mode: its tensors could not be used in a loss later
+def sample(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    group_size: int = 1,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    generator: torch.Generator | None = None,
+    drop_finished: bool = True,
+) -> Samples:
+    """Sample `group_size` responses to each prompt; rows of one prompt follow each other.
+
+    The distribution of each token is softmax(logits / temperature), then cut to the `top_k` most
+    likely tokens (and those tied with the last), then to the fewest most likely ones that hold
+    `top_p` of what is left, then renormalised. Nothing else touches the logits.
+    greedy: the most likely token; its log-prob is 0, as it is chosen with certainty.
+    generator: a `torch.Generator`, which is advanced; needed unless greedy. Same state, same
+    machine, same thread count: same samples.
+    drop_finished: leave finished rows out of the batch (same samples, less work).
+
+    Raises ValueError for an empty list of prompts or an empty prompt, characters without a token,
+    a group_size or max_new_tokens below 1, temperature <= 0 (use greedy=True), and a top_k or
+    top_p out of range.
+    """
+    _check(prompts, group_size, max_new_tokens, temperature, top_k, top_p, greedy, generator)
+    device = next(model.parameters()).device
+    prompt_ids, prompt_mask = _encode_prompts(tokenizer, prompts, device)
+    rows, pad, eos = len(prompts) * group_size, tokenizer.pad_token_id, tokenizer.eos_token_id
+    uniforms = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
+    if generator is not None and not greedy:
+        uniforms = torch.rand(
+            uniforms.shape, dtype=torch.float64, generator=generator, device=generator.device
+        ).to(device)
+    response = torch.full((rows, max_new_tokens), pad, device=device)
+    logprobs = torch.zeros(rows, max_new_tokens, device=device)
+    entropies = torch.zeros(rows, max_new_tokens, device=device)
+    lengths = torch.zeros(rows, dtype=torch.long, device=device)
+    ended = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    with evaluating(model):
+        step = _Decoder(model, prompt_ids, prompt_mask, group_size)
+        active = torch.arange(rows, device=device)
+        for t in range(max_new_tokens):
+            logits = step.logits.float()
+            if greedy:
+                tokens = logits.argmax(-1)
+            else:
+                logits = _cut(logits / temperature, top_k, top_p)
+                tokens = _draw(logits.double().softmax(-1), uniforms[active, t])
+                logp = logits.log_softmax(-1)
+                logprobs[active, t] = logp.gather(-1, tokens[:, None])[:, 0]
+                entropies[active, t] = torch.special.entr(logp.exp()).sum(-1)
+            if not drop_finished:
+                tokens = tokens.masked_fill(ended[active], pad)
+            running = active[~ended[active]]
+            response[active, t] = tokens
+            lengths[running] = t + 1
+            ended[active] |= tokens == eos
+            if bool(ended.all()) or t + 1 == max_new_tokens:
+                break
+            if drop_finished and bool(ended[active].any()):
+                keep = (~ended[active]).nonzero()[:, 0]
+                active, tokens = active[keep], tokens[keep]
+                step.keep(keep)
+            step.advance(tokens)
+
+    width = int(lengths.max())
+    mask = torch.arange(width, device=device) < lengths[:, None]
+    response, padding = response[:, :width].masked_fill(~mask, pad), ~mask
+    texts = [
+        tokenizer.decode(ids[: n - int(end)], skip_special_tokens=False)
+        for ids, n, end in zip(response.tolist(), lengths.tolist(), ended.tolist(), strict=True)
+    ]
+    return Samples(
+        prompts=[prompt for prompt in prompts for _ in range(group_size)],
+        texts=texts,
+        input_ids=torch.cat([prompt_ids.repeat_interleave(group_size, 0), response], 1),
+        attention_mask=torch.cat(
+            [prompt_mask.repeat_interleave(group_size, 0), mask.to(prompt_mask.dtype)], 1
+        ),
+        response_mask=mask,
+        logprobs=logprobs[:, :width].masked_fill(padding, 0.0),
+        entropy=entropies[:, :width].masked_fill(padding, 0.0),
+        group_ids=torch.arange(len(prompts), device=device).repeat_interleave(group_size),
+        lengths=lengths,
+        truncated=~ended,
+    )
+
+
+def response_logprobs(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    response_length: int,
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Log-probs (B, T), float32, of the last T = `response_length` columns of input_ids (B, P+T).
+
+    One forward pass, gradients on, dropout off (a ratio taken with dropout on is noise). With the
+    temperature of `sample` these are the log-probs that it returned (without top-k and top-p).
+    What stands on masked positions is unspecified.
+    """
+    if not 1 <= response_length < input_ids.shape[1]:
+        raise ValueError(
+            f"response_length: found {response_length}; wanted 1 to {input_ids.shape[1] - 1}"
+        )
+    with evaluating(model):
+        logits = model(
+            input_ids=input_ids,
+            use_cache=False,
+            logits_to_keep=response_length + 1,
+            **_padding(attention_mask),
+        ).logits
+    return token_logprobs(logits, input_ids[:, -response_length - 1 :], temperature=temperature)
+
+
+class _Decoder:
+    """One forward pass per token, over the rows that are still in the batch."""
+
+    def __init__(self, model: Any, ids: Tensor, mask: Tensor, group_size: int) -> None:
+        from transformers import DynamicCache
+
+        self.model, self.cache = model, DynamicCache()
+        names = inspect.signature(model.forward).parameters
+        self.cache_name = "cache" if "cache" in names else "past_key_values"
+        self.mask: Tensor | None = None
+        padding = _padding(mask)
+        out = self._forward(ids, padding)
+        self.cache.batch_repeat_interleave(group_size)
+        self.logits = out.repeat_interleave(group_size, 0)
+        self.positions = mask.sum(1).repeat_interleave(group_size, 0)
+        if padding:
+            self.mask = mask.repeat_interleave(group_size, 0)
+
+    def _forward(self, ids: Tensor, padding: dict[str, Tensor]) -> Tensor:
+        inputs = {"input_ids": ids, "use_cache": True, self.cache_name: self.cache, **padding}
+        logits: Tensor = self.model(**inputs, logits_to_keep=1).logits[:, -1]
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Leave only these rows in the batch."""
+        self.cache.batch_select_indices(rows)
+        self.positions = self.positions[rows]
+        self.mask = None if self.mask is None else self.mask[rows]
+
+    def advance(self, tokens: Tensor) -> None:
+        """Append one token to each row; `logits` (rows, V) are then those of the next one."""
+        padding = {"position_ids": self.positions[:, None]}
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
+            padding["attention_mask"] = self.mask
+        self.logits = self._forward(tokens[:, None], padding)
+        self.positions = self.positions + 1
+
+
+def _padding(mask: Tensor) -> dict[str, Tensor]:
+    """Mask and positions for left-padded rows; nothing where no row has padding on the left.
+
+    Padding on the right needs no mask: a causal model never looks ahead.
+    """
+    if bool(mask[:, 0].all()):
+        return {}
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The token at which the cumulative probability exceeds `uniform`, in float64."""
+    cumulative = probabilities.cumsum(-1)
+    total = cumulative[:, -1:]
+    chosen = (cumulative <= uniform[:, None] * total).sum(-1)
+    last_possible = (cumulative < total).sum(-1)  # in case uniform * total rounds up to total
+    return torch.minimum(chosen, last_possible)
+
+
+def _cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """-inf outside the top k, then outside the top p, as transformers orders them."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    if top_p is not None and top_p < 1:
+        ordered, index = logits.softmax(-1).sort(-1, descending=True)
+        out = ordered.cumsum(-1) - ordered >= top_p  # the mass before this token is enough
+        logits = logits.masked_fill(torch.zeros_like(out).scatter(-1, index, out), -math.inf)
+    return logits
+
+
+def _encode_prompts(
+    tokenizer: Any, prompts: Sequence[str], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    encoded = [encode(tokenizer, prompt) for prompt in prompts]
+    empty = [i for i, ids in enumerate(encoded) if not ids]
+    if empty:
+        raise ValueError(f"prompts: number {empty[0]} is empty; wanted at least one token")
+    width = max(map(len, encoded))
+    pad = tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded], device=device)
+    mask = torch.tensor(
+        [[0] * (width - len(row)) + [1] * len(row) for row in encoded], device=device
+    )
+    return ids, mask
+
+
+def _check(
+    prompts: Sequence[str],
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    greedy: bool,
+    generator: torch.Generator | None,
+) -> None:
+    if isinstance(prompts, str) or len(prompts) == 0:
+        raise ValueError(f"prompts: found {prompts!r}; wanted a non-empty list of strings")
+    for name, value in (("group_size", group_size), ("max_new_tokens", max_new_tokens)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: found {value!r}; wanted a whole number of at least 1")
+    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+        raise ValueError(
+            f"temperature: found {temperature!r}; wanted a finite number above 0 "
+            "(for the most likely token use greedy=True)"
+        )
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"top_k: found {top_k!r}; wanted None or a whole number of at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p: found {top_p!r}; wanted None or 0 < top_p <= 1")
+    if not greedy and not isinstance(generator, torch.Generator):
+        raise ValueError(
+            f"generator: found {generator!r}; wanted a torch.Generator, or greedy=True"
+        )

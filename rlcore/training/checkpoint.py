@@ -1,0 +1,91 @@
+"""Checkpoints: everything that the next step depends on, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def get_random_state() -> dict[str, Any]:
+    """The state of every global generator: python, numpy, torch, and CUDA where there is one."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `get_random_state` returned."""
+    random.setstate(as_tuples(state["python"]))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def as_tuples(state: Any) -> Any:
+    """`random.Random.setstate` wants tuples where a file may hold lists."""
+    return tuple(as_tuples(part) for part in state) if isinstance(state, list | tuple) else state
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed every global generator for the block, then put the caller's states back."""
+    before = get_random_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        set_random_state(before)
+
+
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Save `state`; a reader sees the old file or the new one, never a half.
+
+    Raises OSError naming the file when it cannot be written; the old one is then still there.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"checkpoint {path} could not be written: {error}") from error
+
+
+def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The state in `path`, or None when there is no such file. No code in it is run.
+
+    Raises ValueError when it was written with other settings: the rest of the run would then be
+    neither the old run nor the new one.
+    """
+    if not path.is_file():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    saved = state["settings"]
+    changed = {
+        name: (saved.get(name), settings.get(name))
+        for name in sorted({*saved, *settings})
+        if saved.get(name) != settings.get(name)
+    }
+    if changed:
+        said = "; ".join(f"{name} was {a!r}, now {b!r}" for name, (a, b) in changed.items())
+        raise ValueError(f"resume: {path} belongs to another run: {said}")
+    return state

@@ -1,0 +1,231 @@
+"""The frame of every training loop: steps, interrupts, checkpoints, records.
+
+What one step does is the business of `sft.py` and `policy.py`; what happens around it is here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from rlcore.models import save
+from rlcore.training.checkpoint import (
+    as_tuples,
+    get_random_state,
+    read_checkpoint,
+    seeded,
+    set_random_state,
+    write_checkpoint,
+)
+from rlcore.training.progress import Progress
+from rlcore.training.record import Recorder, Run
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient was NaN or infinite. `batch` holds the tensors of the step.
+
+    The weights are those of the step before: nothing was trained on it.
+    """
+
+    def __init__(self, what: str, batch: dict[str, Any]) -> None:
+        super().__init__(what)
+        self.batch = batch
+
+
+@dataclass
+class Place:
+    """Where the run is: with weights and optimizer, all that the next step depends on."""
+
+    step: int
+    data: random.Random  # draws problems and demonstrations
+    generator: torch.Generator  # draws responses
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "data": self.data.getstate(),
+            "generator": self.generator.get_state(),
+            "random": get_random_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.data.setstate(as_tuples(state["data"]))
+        self.generator.set_state(state["generator"])
+        set_random_state(state["random"])
+
+
+def run_loop(
+    model: Any,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    one_step: Callable[[Place], tuple[dict[str, Any], dict[str, float | None]]],
+    *,
+    title: str,
+    recorder: Recorder,
+    learning_rate: Callable[[int], float],
+    steps: int,
+    seed: int,
+    evaluation: Callable[[], dict[str, float]] | None,
+    evaluate_every: int,
+    checkpoint_every: int,
+    resume: bool,
+    progress: bool,
+    extra: dict[str, torch.nn.Module] | None = None,
+) -> Run:
+    """Call `one_step` until `steps` are done; it returns a row of metrics, and what to show.
+
+    An interrupt (Ctrl-C, a kernel's stop button) lets the step under way finish; a second one does
+    not. Either way what was done is kept: the run is returned with `interrupted`, the model is as
+    trained so far, and the folder, if there is one, has a checkpoint to resume from.
+    extra: models that belong to the run besides the policy, kept in its checkpoints.
+    """
+    run, path = recorder.run, recorder.checkpoint
+    place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
+    modules = {"model": model, **(extra or {})}
+    with seeded(seed), deferred_interrupt() as stop:
+        saved = read_checkpoint(path, run.settings) if resume and path is not None else None
+        if saved is not None:
+            for name, module in modules.items():
+                module.load_state_dict(saved[name])
+            optimizer.load_state_dict(saved["optimizer"])
+            place.restore(saved)
+        recorder.begin(place.step, saved["seconds"] if saved else 0.0)
+        boundary, moved = place.state(), False
+
+        def checkpoint() -> None:
+            if path is not None:
+                weights = {name: module.state_dict() for name, module in modules.items()}
+                rest = {"optimizer": optimizer.state_dict(), "settings": run.settings}
+                write_checkpoint(path, {**boundary, **rest, **weights, "seconds": run.seconds})
+
+        bar = Progress(title, steps, place.step, progress)
+        try:
+            if place.step == 0 and evaluation is not None and evaluate_every:
+                recorder.add("evaluations", {"step": 0, **evaluation()})
+            while place.step < steps and not stop():
+                rate = learning_rate(place.step)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                moved = True
+                row, shown = one_step(place)
+                place.step += 1
+                boundary, moved = place.state(), False
+                recorder.add("metrics", {"step": place.step, **row, "learning_rate": rate})
+                last = place.step == steps
+                if evaluation is not None and evaluate_every:
+                    if last or place.step % evaluate_every == 0:
+                        recorder.add("evaluations", {"step": place.step, **evaluation()})
+                if checkpoint_every and not last and place.step % checkpoint_every == 0:
+                    checkpoint()
+                bar.step(**shown)
+            run.finished = place.step == steps
+            run.interrupted = not run.finished
+        except KeyboardInterrupt:
+            run.interrupted = True
+        except NonFiniteError as error:
+            where = ""
+            if recorder.folder is not None:
+                file = recorder.folder / f"nonfinite-step-{place.step + 1}.pt"
+                write_checkpoint(file, error.batch)
+                where = f"; the batch is in {file}"
+            recorder.describe("failed")
+            message = f"step {place.step + 1}: {error}{where}; nothing was trained on it"
+            raise NonFiniteError(message, error.batch) from error
+        except BaseException:
+            recorder.describe("failed")
+            raise
+        finally:
+            bar.close()
+        if not moved:
+            checkpoint()
+        if recorder.folder is not None:
+            save(model, tokenizer, recorder.folder / "model")
+        recorder.describe("finished" if run.finished else "interrupted")
+    return run
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first SIGINT in the block only makes the yielded function true; the next one raises.
+
+    Outside the main thread, and where SIGINT is ignored, nothing is changed.
+    """
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = signal.getsignal(signal.SIGINT)
+        if before in (signal.SIG_IGN, None):
+            raise ValueError
+        signal.signal(signal.SIGINT, note)
+    except ValueError:  # from signal.signal: not the main thread
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def apply_gradient(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    loss: float,
+    max_grad_norm: float,
+    batch: dict[str, Any],
+) -> float:
+    """Check, clip and apply the gradient; returns its norm before clipping.
+
+    A parameter without a gradient gets 0, so that a step in which every row was skipped moves the
+    weights by the optimizer's momentum, exactly as a step of zero gradients does.
+    Raises NonFiniteError, before the weights move, when loss or norm is not finite.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    for name, value in (("loss", loss), ("gradient norm", norm)):
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the {name} is {value}", batch)
+    optimizer.step()
+    return norm
+
+
+def check_whole(at_least: int, **values: int | None) -> None:
+    """ValueError unless each value is a whole number of at least `at_least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise ValueError(
+                f"{name}: found {value!r}; wanted a whole number of at least {at_least}"
+            )
+
+
+def check_positive(**values: float) -> None:
+    """ValueError unless each value is a finite number above 0."""
+    for name, value in values.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise ValueError(f"{name}: found {value!r}; wanted a finite number above 0")
+
+
+def check_folder(out: Any, resume: bool) -> None:
+    """ValueError for a resume without a folder, and for a folder that holds another run."""
+    from pathlib import Path
+
+    if resume and out is None:
+        raise ValueError("resume: needs out, the folder of the run to go on with")
+    if out is not None and not resume and (Path(out) / "run.json").exists():
+        raise ValueError(f"out: {str(out)!r} already holds a run; resume=True goes on with it")

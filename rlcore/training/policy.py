@@ -1,0 +1,223 @@
+"""The loop of every online algorithm: sample, verify, compare, push.
+
+One row of `rlcore.algorithms` decides everything that differs between REINFORCE, RLOO, GRPO and
+their successors; this loop is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms import Algorithm, compute_advantages, compute_loss
+from rlcore.devices import choose_device, using_threads
+from rlcore.evaluation import evaluate
+from rlcore.sampling import response_logprobs, sample
+from rlcore.tasks import Task
+from rlcore.training.loop import (
+    NonFiniteError,
+    Place,
+    apply_gradient,
+    check_folder,
+    check_positive,
+    check_whole,
+    run_loop,
+)
+from rlcore.training.record import Recorder, Run
+from rlcore.training.rollout import describe, examples, score, verify
+
+
+def train_policy(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    algorithm: Algorithm,
+    *,
+    steps: int,
+    prompts_per_step: int = 32,
+    group_size: int = 8,
+    learning_rate: float,
+    final_learning_rate: float = 0.1,
+    temperature: float = 1.0,
+    updates_per_batch: int = 1,
+    micro_batch_size: int | None = None,
+    max_grad_norm: float = 1.0,
+    skip_zero_advantages: bool = True,
+    measure_kl: bool = False,
+    seed: int,
+    evaluate_every: int = 0,
+    evaluate_n: int = 512,
+    checkpoint_every: int = 25,
+    samples_every: int = 20,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    threads: int | None = None,
+    device: str | torch.device | None = None,
+) -> Run:
+    """Train `model` in place with one algorithm on one task's verifier.
+
+    A step: draw prompts, sample a group for each, ask the verifier, compute advantages, and make
+    `updates_per_batch` updates on the whole batch (AdamW, betas 0.9, 0.99, no weight decay; the
+    learning rate falls linearly to `final_learning_rate` times `learning_rate`).
+    The old log-probs are those of the first forward pass of the step, kept for all its updates: in
+    the first one the ratio is exactly 1 and nothing is clipped. Dropout is off throughout.
+    skip_zero_advantages: rows of advantage 0 (all-equal groups) are left out of forward and
+    backward pass and still count in the divisor: the same gradient for less work. It does nothing
+    where a KL term in the loss pushes those rows too.
+    micro_batch_size: rows per forward pass (None: all); the parts add up to the same gradient.
+    measure_kl: keep a copy of the start and record the KL to it even where the row has no KL term.
+    A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
+    update; it is counted, and what was raised is in `Run.errors`.
+    Other arguments, and what is raised: see `train_sft`.
+
+    Metrics per step: reward (mean of those not missing), reward_std (mean over groups of the
+    population std), frac_reward_zero_std (share of all-equal groups), entropy (nats per token, of
+    the distribution sampled from), kl (k3 estimate per token of KL(policy || start), with the
+    tokens sampled; only with a reference), length, truncated (share), missing_rewards,
+    verifier_errors, rows_used, loss and the statistics of `policy_loss` (mean over the updates of
+    the step), grad_norm, learning_rate; with several updates per batch also `updates`, a list.
+    """
+    check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
+    check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=micro_batch_size or 1)
+    check_whole(2, group_size=group_size)
+    check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    check_whole(0, samples_every=samples_every)
+    check_positive(
+        learning_rate=learning_rate, max_grad_norm=max_grad_norm, temperature=temperature
+    )
+    check_folder(out, resume)
+    model.to(choose_device(device))
+    in_loss = algorithm.kl == "loss" and algorithm.beta > 0
+    needs_reference = measure_kl or (algorithm.kl != "none" and algorithm.beta > 0)
+    reference = copy.deepcopy(model).eval().requires_grad_(False) if needs_reference else None
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
+    settings = {
+        "method": algorithm.name,
+        "task": task.name,
+        "algorithm": asdict(algorithm),
+        "steps": steps,
+        "prompts_per_step": prompts_per_step,
+        "group_size": group_size,
+        "learning_rate": learning_rate,
+        "final_learning_rate": final_learning_rate,
+        "temperature": temperature,
+        "updates_per_batch": updates_per_batch,
+        "micro_batch_size": micro_batch_size,
+        "max_grad_norm": max_grad_norm,
+        "skip_zero_advantages": skip_zero_advantages,
+        "measure_kl": measure_kl,
+        "seed": seed,
+        "parameters": sum(p.numel() for p in parameters),
+    }
+    recorder = Recorder(Run(settings), out)
+
+    def rate(step: int) -> float:
+        return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
+
+    def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
+        prompts = [task.draw(place.data) for _ in range(prompts_per_step)]
+        samples = sample(
+            model,
+            tokenizer,
+            prompts,
+            group_size=group_size,
+            max_new_tokens=task.max_new_tokens,
+            temperature=temperature,
+            generator=place.generator,
+        )
+        if not bool(samples.logprobs.isfinite().all()):
+            raise NonFiniteError("the policy's log-probs are not finite", vars(samples))
+        reward, errors = verify(task, samples, place.step + 1)
+        recorder.add("errors", *errors)
+        reference_logprobs = None
+        if reference is not None:
+            with torch.no_grad():
+                reference_logprobs = score(reference, samples, temperature, micro_batch_size)
+        mask = samples.response_mask
+        advantages = compute_advantages(
+            algorithm,
+            reward,
+            samples.group_ids,
+            old_logprobs=samples.logprobs,
+            ref_logprobs=reference_logprobs,
+            response_mask=mask,
+        )
+        known = ~reward.isnan()
+        used = known & (advantages != 0) if skip_zero_advantages and not in_loss else known
+        token_mean = algorithm.aggregation == "token_mean"
+        total = int(mask[known].sum()) if token_mean else int(known.sum())
+        chunks = used.nonzero()[:, 0].split(micro_batch_size or len(used))
+        old: dict[int, Tensor] = {}
+        updates = []
+        for _ in range(updates_per_batch):
+            optimizer.zero_grad(set_to_none=True)
+            update: dict[str, float] = {"loss": 0.0}
+            for number, rows in enumerate(chunks):
+                if len(rows) == 0:
+                    continue
+                ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
+                logprobs = response_logprobs(
+                    model, ids, attention, mask.shape[1], temperature=temperature
+                )
+                old.setdefault(number, logprobs.detach())
+                if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
+                    raise NonFiniteError("the log-probs are not finite", vars(samples))
+                loss, stats = compute_loss(
+                    algorithm,
+                    logprobs,
+                    old[number],
+                    advantages[rows],
+                    mask[rows],
+                    ref_logprobs=reference_logprobs[rows] if in_loss else None,
+                    constant=task.max_new_tokens,
+                    total=total,
+                )
+                loss.backward()
+                update["loss"] += loss.item()
+                for name, value in stats.items():
+                    share = len(rows) / int(used.sum())
+                    update[name] = update.get(name, 0.0) + share * float(value)
+            tensors = {**vars(samples), "reward": reward, "advantages": advantages}
+            update["grad_norm"] = apply_gradient(
+                model, optimizer, update["loss"], max_grad_norm, tensors
+            )
+            updates.append(update)
+
+        row = describe(samples, reward, reference_logprobs)
+        row["verifier_errors"] = len(errors)
+        row["rows_used"] = int(used.sum())
+        row |= {name: fmean(u[name] for u in updates) for name in updates[0] if name != "kl"}
+        if updates_per_batch > 1:
+            row["updates"] = updates
+        if samples_every and place.step % samples_every == 0:
+            recorder.add("samples", *examples(samples, reward, advantages, place.step + 1))
+        return row, {"reward": row["reward"], "KL": row.get("kl"), "entropy": row["entropy"]}
+
+    with using_threads(threads):
+        return run_loop(
+            model,
+            tokenizer,
+            optimizer,
+            one_step,
+            title=f"{algorithm.title} {task.name}",
+            recorder=recorder,
+            learning_rate=rate,
+            steps=steps,
+            seed=seed,
+            evaluation=lambda: evaluate(
+                model, tokenizer, task, n=evaluate_n, temperature=temperature
+            ),
+            evaluate_every=evaluate_every,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            progress=progress,
+            extra=None if reference is None else {"reference": reference},
+        )

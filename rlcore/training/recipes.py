@@ -1,0 +1,113 @@
+"""The numbers that work, one recipe a task: the notebook and the command both read them here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rlcore.algorithms import Algorithm, by_name
+from rlcore.models import build_model, build_tokenizer
+from rlcore.tasks import Task, get_task
+from rlcore.training.record import Run
+from rlcore.training.sft import train_sft
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of the whole way from random weights over SFT to a trained policy."""
+
+    task: str
+    size: str = "tiny"
+    max_length: int = 64
+    sft_steps: int = 400
+    sft_batch_size: int = 64
+    sft_learning_rate: float = 3e-3
+    steps: int = 120
+    prompts_per_step: int = 32
+    group_size: int = 8
+    learning_rate: float = 5e-4
+    final_learning_rate: float = 0.1
+
+    def sft_settings(self) -> dict[str, Any]:
+        """The keyword arguments of `train_sft`, seed apart."""
+        return {
+            "steps": self.sft_steps,
+            "batch_size": self.sft_batch_size,
+            "learning_rate": self.sft_learning_rate,
+        }
+
+    def policy_settings(self) -> dict[str, Any]:
+        """The keyword arguments of `train_policy`, seed apart."""
+        return {
+            "steps": self.steps,
+            "prompts_per_step": self.prompts_per_step,
+            "group_size": self.group_size,
+            "learning_rate": self.learning_rate,
+            "final_learning_rate": self.final_learning_rate,
+        }
+
+
+RECIPES = {
+    "sort": Recipe("sort"),
+    "sort-unseen": Recipe("sort-unseen", steps=60),
+    "robot": Recipe("robot", sft_steps=600, steps=150, learning_rate=1e-3, final_learning_rate=0.1),
+}
+
+
+def recipe(task: str, **changes: Any) -> Recipe:
+    """The recipe of a task, with changes by field name. ValueError for an unknown task or field."""
+    get_task(task)
+    unknown = sorted(set(changes) - set(Recipe.__dataclass_fields__))
+    if unknown:
+        names = ", ".join(Recipe.__dataclass_fields__)
+        raise ValueError(f"recipe: no setting {', '.join(unknown)}; wanted one of {names}")
+    return replace(RECIPES[task], **changes)
+
+
+def row(algorithm: str | Algorithm, *, beta: float | None = 0.0) -> Algorithm:
+    """The row as the recipes run it: the algorithm with `beta` for its KL weight.
+
+    The recipes take beta = 0 (no KL term) for every row, so that rows differ only where the
+    chapters say; None keeps the paper's own weight. ValueError for a beta > 0 on a row without a
+    KL term.
+    """
+    chosen = by_name(algorithm) if isinstance(algorithm, str) else algorithm
+    if beta is None:
+        return chosen
+    if beta == 0:
+        return replace(chosen, beta=0.0, kl="none")
+    return replace(chosen, beta=beta)
+
+
+def sft_start(
+    recipe: Recipe,
+    *,
+    seed: int,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    threads: int | None = None,
+    device: str | torch.device | None = None,
+) -> tuple[Any, Any, Task, Run]:
+    """Model, tokenizer and task after SFT by the recipe, and the run: where RL starts from."""
+    task = get_task(recipe.task)
+    tokenizer = build_tokenizer(task.symbols)
+    model = build_model(
+        recipe.size, tokenizer, seed=seed, max_length=recipe.max_length, device=device
+    )
+    run = train_sft(
+        model,
+        tokenizer,
+        task,
+        **recipe.sft_settings(),
+        seed=seed,
+        out=out,
+        resume=resume,
+        progress=progress,
+        threads=threads,
+        device=device,
+    )
+    return model, tokenizer, task, run

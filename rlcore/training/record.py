@@ -1,0 +1,162 @@
+"""What a run leaves behind: the `Run` in memory and, where asked for, a folder.
+
+The folder holds `run.json` (settings, command, seed, versions, device, commit, times),
+`metrics.jsonl` (one line per step), `evaluations.jsonl`, `samples.jsonl` (a few responses with
+reward and advantage), `checkpoint.pt`, and at the end `model/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LOGS = ("metrics", "evaluations", "samples", "errors")
+
+
+@dataclass
+class Run:
+    """The course of a training run. It is usable after an interrupt as well."""
+
+    settings: dict[str, Any]
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # one per finished step
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # step 0 is the start
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)  # what the verifier raised
+    finished: bool = False
+    interrupted: bool = False
+    seconds: float = 0.0
+    out: Path | None = None
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of a metric, or of a held-out result such as "sampled".
+
+        Raises ValueError listing the names for one that was not recorded.
+        """
+        for rows in (self.metrics, self.evaluations):
+            found = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+            if found:
+                return [step for step, _ in found], [value for _, value in found]
+        names = sorted({key for row in (*self.metrics, *self.evaluations) for key in row})
+        raise ValueError(f"name: found {name!r}; this run recorded {', '.join(names) or 'nothing'}")
+
+
+class Recorder:
+    """Appends to a run and to its folder (None: to memory only), line by line as it goes."""
+
+    def __init__(self, run: Run, out: str | os.PathLike[str] | None) -> None:
+        self.run, self.folder = run, None if out is None else Path(out)
+        self.clock = time.monotonic()
+        if self.folder is not None:
+            run.out = self.folder
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        return None if self.folder is None else self.folder / "checkpoint.pt"
+
+    def begin(self, step: int, seconds: float = 0.0) -> None:
+        """Start at `step`: what an earlier attempt wrote after it is dropped (0: everything)."""
+        self.clock = time.monotonic() - seconds
+        if self.folder is None:
+            return
+        for name in LOGS:
+            path = self.folder / f"{name}.jsonl"
+            rows = [row for row in read_lines(path) if row["step"] <= step and step > 0]
+            replace_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+            getattr(self.run, name).extend(rows)
+        self.describe("running")
+
+    def add(self, log: str, *rows: dict[str, Any]) -> None:
+        """Append rows to one of `LOGS`."""
+        getattr(self.run, log).extend(rows)
+        self.run.seconds = time.monotonic() - self.clock
+        if self.folder is not None and rows:
+            with open(self.folder / f"{log}.jsonl", "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+    def describe(self, status: str) -> None:
+        """Write run.json."""
+        self.run.seconds = time.monotonic() - self.clock
+        if self.folder is not None:
+            text = {
+                "status": status,
+                "seconds": round(self.run.seconds, 2),
+                "settings": self.run.settings,
+                **surroundings(),
+            }
+            replace_text(self.folder / "run.json", json.dumps(text, indent=1) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file; a last line that was cut by a crash is left out."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """A `Run` from its folder. Raises ValueError when the folder has no run.json."""
+    path = Path(folder)
+    if not (path / "run.json").is_file():
+        raise ValueError(f"folder: {str(path)!r} is not a run folder (it has no run.json)")
+    described = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    return Run(
+        settings=described["settings"],
+        finished=described["status"] == "finished",
+        interrupted=described["status"] == "interrupted",
+        seconds=described["seconds"],
+        out=path,
+        **{name: read_lines(path / f"{name}.jsonl") for name in LOGS},
+    )
+
+
+def surroundings() -> dict[str, Any]:
+    """Command, versions, device, threads and commit: what a rerun needs to know."""
+    import transformers
+
+    command = " ".join(["python", "-m", "rlcore", *sys.argv[1:]])
+    return {
+        "command": command if Path(sys.argv[0]).parent.name == "rlcore" else None,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of this source, "+" added when a tracked file of rlcore differs from it."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,89 @@
+"""What is known of a batch of samples before the update: rewards, statistics, examples."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.objectives.advantages import equal_groups
+from rlcore.objectives.kl import kl_per_token
+from rlcore.sampling import Samples, response_logprobs
+from rlcore.tasks import Task
+
+
+def verify(task: Task, samples: Samples, step: int) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Rewards (B,) in float64, NaN where missing, and what the verifier raised.
+
+    A verifier that raises, or returns something that is not a finite number, does not stop a run:
+    its reward is missing and the error is listed with the response that caused it.
+    """
+    rewards, errors = [], []
+    for prompt, text in zip(samples.prompts, samples.texts, strict=True):
+        try:
+            value = task.verify(prompt, text)
+            reward = math.nan if value is None else float(value)
+            if math.isinf(reward):
+                raise ValueError(f"the verifier returned {reward}")
+        except Exception as error:  # any error of a verifier is the verifier's
+            reward = math.nan
+            name = f"{type(error).__name__}: {error}"
+            errors.append({"step": step, "error": name, "prompt": prompt, "response": text})
+        rewards.append(reward)
+    return torch.tensor(rewards, dtype=torch.float64, device=samples.input_ids.device), errors
+
+
+def score(model: Any, samples: Samples, temperature: float, rows: int | None) -> Tensor:
+    """Log-probs (B, T) of the responses under another model, `rows` at a time."""
+    width, size = samples.response_mask.shape[1], rows or len(samples)
+    batches = zip(samples.input_ids.split(size), samples.attention_mask.split(size), strict=True)
+    return torch.cat(
+        [response_logprobs(model, ids, m, width, temperature=temperature) for ids, m in batches]
+    )
+
+
+def describe(samples: Samples, reward: Tensor, reference: Tensor | None) -> dict[str, Any]:
+    """The metrics of a step that do not depend on the update, see `train_policy`."""
+    mask = samples.response_mask
+    known = [r for r in reward.tolist() if not math.isnan(r)]
+    groups: dict[int, list[float]] = {}
+    for group, r in zip(samples.group_ids.tolist(), reward.tolist(), strict=True):
+        if not math.isnan(r):
+            groups.setdefault(group, []).append(r)
+    row: dict[str, Any] = {
+        "reward": fmean(known) if known else None,
+        "reward_std": fmean(map(pstdev, groups.values())) if groups else None,
+        "frac_reward_zero_std": float(equal_groups(reward, samples.group_ids).share),
+        "missing_rewards": len(samples) - len(known),
+        "entropy": float(samples.entropy[mask].mean()),
+        "length": float(samples.lengths.double().mean()),
+        "truncated": float(samples.truncated.double().mean()),
+    }
+    if reference is not None:
+        row["kl"] = float(
+            kl_per_token(samples.logprobs, reference, mask, estimator="k3")[mask].mean()
+        )
+    return row
+
+
+def examples(
+    samples: Samples, reward: Tensor, advantages: Tensor, step: int, groups: int = 2
+) -> list[dict[str, Any]]:
+    """Every response to the first few prompts, with reward and advantage, for the record."""
+    rows = (samples.group_ids < groups).nonzero()[:, 0].tolist()
+    values = zip(reward.tolist(), advantages.tolist(), samples.truncated.tolist(), strict=True)
+    rated = list(values)
+    return [
+        {
+            "step": step,
+            "prompt": samples.prompts[i],
+            "response": samples.texts[i],
+            "reward": None if math.isnan(rated[i][0]) else rated[i][0],
+            "advantage": rated[i][1],
+            "truncated": rated[i][2],
+        }
+        for i in rows
+    ]

@@ -1,0 +1,139 @@
+"""Supervised fine-tuning on a task's demonstrations: the start of every run in this book."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.devices import choose_device, using_threads
+from rlcore.evaluation import evaluate
+from rlcore.models import encode
+from rlcore.objectives.likelihood import sft_loss
+from rlcore.objectives.logprobs import token_logprobs
+from rlcore.tasks import Task
+from rlcore.training.loop import (
+    NonFiniteError,
+    Place,
+    apply_gradient,
+    check_folder,
+    check_positive,
+    check_whole,
+    run_loop,
+)
+from rlcore.training.record import Recorder, Run
+
+
+def train_sft(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    *,
+    steps: int,
+    batch_size: int = 64,
+    learning_rate: float = 3e-3,
+    final_learning_rate: float = 0.0,
+    max_grad_norm: float = 1.0,
+    seed: int,
+    evaluate_every: int = 0,
+    evaluate_n: int = 512,
+    checkpoint_every: int = 100,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    threads: int | None = None,
+    device: str | torch.device | None = None,
+) -> Run:
+    """Maximise the likelihood of fresh demonstrations; `model` is trained in place.
+
+    Loss: mean over all response tokens of the batch, the terminal token included. AdamW
+    (betas 0.9, 0.95, no weight decay), the learning rate falls from `learning_rate` to
+    `final_learning_rate` times it along a cosine. Dropout is on where the model has it.
+    Metrics per step: loss, grad_norm, tokens, learning_rate.
+    out: a run folder, see `record.py`. resume: go on from its checkpoint, with the same bits as
+    without the stop; starts anew when there is none yet. threads: torch threads during the run
+    (None: as they are). device: None is CUDA when there is one, else the CPU.
+
+    Raises ValueError for bad arguments, NonFiniteError (with step and batch) when the loss or the
+    gradient is not finite, OSError when a checkpoint cannot be written.
+    """
+    check_whole(1, steps=steps, batch_size=batch_size, evaluate_n=evaluate_n)
+    check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    check_folder(out, resume)
+    model.to(choose_device(device))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.95), weight_decay=0)
+    settings = {
+        "method": "sft",
+        "task": task.name,
+        "steps": steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "final_learning_rate": final_learning_rate,
+        "max_grad_norm": max_grad_norm,
+        "seed": seed,
+        "parameters": sum(p.numel() for p in parameters),
+    }
+
+    def rate(step: int) -> float:
+        fall = 0.5 * (1 + math.cos(math.pi * step / steps))
+        return learning_rate * (final_learning_rate + (1 - final_learning_rate) * fall)
+
+    def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
+        batch = demonstrations(tokenizer, task, batch_size, place.data)
+        ids, mask = (tensor.to(model.device) for tensor in batch)
+        model.train()
+        # Padding is on the right: a causal model never looks at it, so no attention mask is needed.
+        logits = model(input_ids=ids, use_cache=False).logits
+        model.eval()
+        logprobs = token_logprobs(logits, ids)
+        if not bool(logprobs.detach()[mask].isfinite().all()):
+            raise NonFiniteError("the loss is not finite", {"input_ids": ids, "mask": mask})
+        loss = sft_loss(logprobs, mask)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        tensors = {"input_ids": ids, "mask": mask}
+        norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, tensors)
+        row = {"loss": loss.item(), "grad_norm": norm, "tokens": int(mask.sum())}
+        return row, {"loss": loss.item()}
+
+    with using_threads(threads):
+        return run_loop(
+            model,
+            tokenizer,
+            optimizer,
+            one_step,
+            title=f"SFT {task.name}",
+            recorder=Recorder(Run(settings), out),
+            learning_rate=rate,
+            steps=steps,
+            seed=seed,
+            evaluation=lambda: evaluate(model, tokenizer, task, n=evaluate_n),
+            evaluate_every=evaluate_every,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            progress=progress,
+        )
+
+
+def demonstrations(tokenizer: Any, task: Task, n: int, rng: random.Random) -> tuple[Tensor, Tensor]:
+    """`n` demonstrations on fresh training problems: input_ids (n, T) and mask (n, T-1).
+
+    mask[:, t] is True where input_ids[:, t+1] is a token of the response or its end: the same
+    shift as `token_logprobs`. It follows lengths, not token ids, so that the end is always learned.
+    """
+    prompts = [task.draw(rng) for _ in range(n)]
+    rows = [(encode(tokenizer, p), encode(tokenizer, task.demonstration(p, rng))) for p in prompts]
+    width = max(len(prompt) + len(response) + 1 for prompt, response in rows)
+    ids = torch.full((n, width), tokenizer.pad_token_id)
+    mask = torch.zeros((n, width - 1), dtype=torch.bool)
+    for i, (prompt, response) in enumerate(rows):
+        whole = [*prompt, *response, tokenizer.eos_token_id]
+        ids[i, : len(whole)] = torch.tensor(whole)
+        mask[i, len(prompt) - 1 : len(whole) - 1] = True
+    return ids, mask
