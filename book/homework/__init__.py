@@ -13,13 +13,14 @@ of its title. `{eval}` cannot stand in an exercise (there is no page to compute 
 
 Code cells, by tag; `exercise: {id: ..., points: ...}` sits in the cell's metadata:
 
-    exercise        the stub that the student edits. Its top-level names are what the tests may use.
-                    Untouched, it must fail every test: `raise NotImplementedError`, `answer = None`.
+    exercise        the stub that the student edits. Its top-level names are what tests may use.
+                    Untouched, it must fail every test: `raise NotImplementedError`, `x = None`.
     solution        the reference, with the same names. Never handed out.
     test            shown and handed out; needs points (0 is allowed: a check of the form only).
     hidden-test     run by the book build and the grader, never handed out; needs points.
     homework-setup  imports and data that exercises need; handed out, read-only. It has no id.
-                    Files it reads: metadata `homework: {files: [runs/x.json]}` (beside the chapter).
+                    Files it reads: metadata `homework: {files: [runs/x.json]}`, relative to the
+                    chapter's folder; they are handed out beside the notebook.
 
 All cells of one exercise share the id (letters, digits, dashes) and stand in this order, and the
 text stands before them. Points on the exercise cell are optional and must equal the sum.
