@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,7 @@ def build_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)
     return model.to(device=chosen_device, dtype=chosen_dtype).eval()
 
 
@@ -123,8 +125,9 @@ def save(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> Path:
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     new.mkdir(parents=True)
-    model.save_pretrained(new)
-    tokenizer.save_pretrained(new)
+    with quiet():
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
     if folder.exists():
         os.replace(folder, old)
     os.replace(new, folder)
@@ -147,22 +150,43 @@ def load(
         raise ValueError(f"path: {str(folder)!r} is not a model folder (it has no config.json)")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, dtype=choose_dtype(dtype, device)
-    )
-    return model.to(choose_device(device)).eval(), tokenizer
+    chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype, device)
+    with quiet():
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, padding_side="left"
+        )
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=chosen_dtype
+        )
+    return model.to(chosen_device).eval(), tokenizer
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of `text`, no special tokens added.
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bar of transformers for files that take milliseconds."""
+    from transformers.utils import logging
 
-    Raises ValueError naming the characters that the tokenizer does not know.
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, no special tokens added.
+
+    Raises ValueError naming the text and the characters that the tokenizer does not know.
     """
     try:
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     except Exception as error:  # the Rust backend raises a bare Exception for an unknown token
         known = set(tokenizer.get_vocab())
-        unknown = sorted(set(text) - known)
-        raise ValueError(f"text: {text!r} has characters without a token: {unknown}") from error
+        for text in texts:
+            if unknown := sorted(set(text) - known):
+                message = f"text: {text!r} has characters without a token: {unknown}"
+                raise ValueError(message) from error
+        raise
     return ids

@@ -128,10 +128,8 @@ def sample(
     width = int(lengths.max())
     mask = torch.arange(width, device=device) < lengths[:, None]
     response, padding = response[:, :width].masked_fill(~mask, pad), ~mask
-    texts = [
-        tokenizer.decode(ids[: n - int(end)], skip_special_tokens=False)
-        for ids, n, end in zip(response.tolist(), lengths.tolist(), ended.tolist(), strict=True)
-    ]
+    answers = zip(response.tolist(), lengths.tolist(), ended.tolist(), strict=True)
+    texts = tokenizer.batch_decode([ids[: n - int(end)] for ids, n, end in answers])
     return Samples(
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
         texts=texts,
@@ -249,7 +247,7 @@ def _cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 def _encode_prompts(
     tokenizer: Any, prompts: Sequence[str], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    encoded = [encode(tokenizer, prompt) for prompt in prompts]
+    encoded = encode(tokenizer, prompts)
     empty = [i for i, ids in enumerate(encoded) if not ids]
     if empty:
         raise ValueError(f"prompts: number {empty[0]} is empty; wanted at least one token")

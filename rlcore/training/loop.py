@@ -121,9 +121,9 @@ def run_loop(
                 boundary, moved = place.state(), False
                 recorder.add("metrics", {"step": place.step, **row, "learning_rate": rate})
                 last = place.step == steps
-                if evaluation is not None and evaluate_every:
-                    if last or place.step % evaluate_every == 0:
-                        recorder.add("evaluations", {"step": place.step, **evaluation()})
+                due = evaluate_every and (last or place.step % evaluate_every == 0)
+                if evaluation is not None and due:
+                    recorder.add("evaluations", {"step": place.step, **evaluation()})
                 if checkpoint_every and not last and place.step % checkpoint_every == 0:
                     checkpoint()
                 bar.step(**shown)

@@ -176,7 +176,7 @@ def train_policy(
                     old[number],
                     advantages[rows],
                     mask[rows],
-                    ref_logprobs=reference_logprobs[rows] if in_loss else None,
+                    ref_logprobs=None if reference_logprobs is None else reference_logprobs[rows],
                     constant=task.max_new_tokens,
                     total=total,
                 )

@@ -22,7 +22,7 @@ class Recipe:
     task: str
     size: str = "tiny"
     max_length: int = 64
-    sft_steps: int = 400
+    sft_steps: int = 600
     sft_batch_size: int = 64
     sft_learning_rate: float = 3e-3
     steps: int = 120
@@ -53,7 +53,7 @@ class Recipe:
 RECIPES = {
     "sort": Recipe("sort"),
     "sort-unseen": Recipe("sort-unseen", steps=60),
-    "robot": Recipe("robot", sft_steps=600, steps=150, learning_rate=1e-3, final_learning_rate=0.1),
+    "robot": Recipe("robot", steps=250, learning_rate=1e-3),
 }
 
 

@@ -128,7 +128,8 @@ def demonstrations(tokenizer: Any, task: Task, n: int, rng: random.Random) -> tu
     shift as `token_logprobs`. It follows lengths, not token ids, so that the end is always learned.
     """
     prompts = [task.draw(rng) for _ in range(n)]
-    rows = [(encode(tokenizer, p), encode(tokenizer, task.demonstration(p, rng))) for p in prompts]
+    responses = encode(tokenizer, [task.demonstration(prompt, rng) for prompt in prompts])
+    rows = list(zip(encode(tokenizer, prompts), responses, strict=True))
     width = max(len(prompt) + len(response) + 1 for prompt, response in rows)
     ids = torch.full((n, width), tokenizer.pad_token_id)
     mask = torch.zeros((n, width - 1), dtype=torch.bool)
