@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": ("book.serve", "serve build/html on this machine [--port N]"),
     "test": ("book.test", "lint, types and all tests [pytest arguments]"),
     "check": ("book.check", "check links, anchors, offline use, raw mathematics [FOLDER]"),
+    "tidy": ("book.tidy", "write the chapters in the form in which JupyterLab saves them"),
     "homework": ("book.homework", "write the release notebooks into build/homework"),
     "grade": ("book.homework", "grade a folder of submissions: grade FOLDER"),
     "record": ("book.record", "train and record the runs that the chapters plot (hours)"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,9 +55,9 @@ def explain(output: str) -> str:
     low = output.lower()
     if "no space left" in low or "errno 28" in low:
         return "The disk is full. Free a few GB and run the same command again."
-    signs = ("newconnectionerror", "name resolution", "network is unreachable", "proxyerror")
-    signs += ("connecttimeout", "read timed out", "getaddrinfo failed", "connection refused")
-    if any(sign in low for sign in signs):
+    signs = "newconnectionerror|name resolution|network is unreachable|proxyerror|connecttimeout"
+    signs += "|read timed out|getaddrinfo failed|connection refused|failed to establish"
+    if re.search(signs, low):
         return (
             "The package index could not be reached. Check the network connection (behind a "
             "proxy: set HTTPS_PROXY), then run the same command again; what was downloaded is kept."
@@ -70,8 +71,8 @@ def explain(output: str) -> str:
     return "pip failed; its last lines above say why."
 
 
-def run_pip(*arguments: str) -> None:
-    """Run pip in `.venv`, show its output as it comes, and explain a failure."""
+def run_pip(*arguments: str, show: bool = True) -> None:
+    """Run pip in `.venv`, show its output as it comes (or only if it fails), explain a failure."""
     command = [str(venv_python()), "-m", "pip", "--disable-pip-version-check", *arguments]
     process = subprocess.Popen(
         command,
@@ -87,9 +88,11 @@ def run_pip(*arguments: str) -> None:
     tail: list[str] = []
     for line in process.stdout:
         tail = [*tail[-60:], line]
-        if not line.startswith(("Requirement already satisfied", "Looking in")):
+        if show and not line.startswith(("Requirement already satisfied", "Looking in")):
             print("  " + line.rstrip()[:160], flush=True)
     if process.wait() != 0:
+        if not show:
+            print("".join(tail))
         raise SetupError(explain("".join(tail)))
 
 
@@ -123,7 +126,7 @@ def install() -> None:
     STAMP.unlink(missing_ok=True)
     print("Installing the pinned packages (a few minutes the first time)", flush=True)
     run_pip("install", "-r", "requirements.txt")
-    run_pip("install", "--no-deps", "--no-build-isolation", "-q", "-e", ".")
+    run_pip("install", "--no-deps", "--no-build-isolation", "-e", ".", show=False)
     probe = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
     version = subprocess.check_output([str(venv_python()), "-c", probe], text=True).strip()
     STAMP.write_text(f"{version}\n{wanted_stamp(version)}\n")

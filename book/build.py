@@ -65,8 +65,8 @@ def build(
 ) -> Path:
     """Build the pages of `source` into work/html and return the address of the first one.
 
-    Raises ChapterError when a chapter fails or Sphinx warns. A failed build leaves no work/html: what
-    it had written is moved to work/html-failed, and the next build starts from the sources again.
+    Raises ChapterError when a chapter fails or Sphinx warns. A failed build leaves no work/html:
+    what was there is moved to work/html-failed, and the next build reads all sources again.
     """
     toc = toc or source / "book" / "_toc.yml"
     out, failed = work / builder, work / f"{builder}-failed"

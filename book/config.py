@@ -1,7 +1,7 @@
 """Read `_config.yml` (Jupyter Book's format) into settings for plain Sphinx.
 
-Jupyter Book 1 is a thin layer over Sphinx and in maintenance. The book uses nothing of it that Sphinx,
-myst-nb and the theme lack, so this translation of the few keys that the file uses is all that is needed.
+Jupyter Book 1 is a thin layer over Sphinx and in maintenance. The book uses nothing of it that
+Sphinx, myst-nb and the theme lack, so translating the few keys of the file is all that is needed.
 """
 
 from __future__ import annotations

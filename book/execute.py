@@ -1,7 +1,7 @@
 """Run the chapters before Sphinx sees them, and keep their outputs in the execution cache.
 
 Sphinx (myst-nb) then finds every page in the cache. Doing it here gives one clear line per failure
-(file, line of the cell, error), a limit on the time of every cell, and no page with missing outputs.
+(file, line of the cell, error), a limit on the time of every cell, and no page without outputs.
 """
 
 from __future__ import annotations
@@ -113,10 +113,11 @@ def _run(notebook: nbformat.NotebookNode, path: Path, name: str, work: Path, tim
         if sys.stdout.isatty():
             print("\r" + " " * 78 + "\r", end="", flush=True)
     for number, cell in enumerate(notebook.cells):
-        for output in cell.get("outputs", []):
-            warned = WARNING.search(output.get("text", "")) if output.get("name") == "stderr" else None
-            if warned:
-                raise ChapterError(f"{where(name, lines, {'cell': number})} warns: {warned[0].strip()}")
+        texts = [o.text for o in cell.get("outputs", []) if o.get("name") == "stderr"]
+        warned = WARNING.search("".join(texts))
+        if warned:
+            place = where(name, lines, {"cell": number})
+            raise ChapterError(f"{place} warns: {warned[0].strip()}")
 
 
 def where(name: str, lines: list[int], now: dict[str, int]) -> str:

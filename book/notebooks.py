@@ -1,7 +1,7 @@
 """Turn a chapter into a plain .ipynb for Colab and for download.
 
-Plain Jupyter knows no MyST: directives become quoted blocks, quoted values become their text, and the
-first cell installs the project when it finds itself in Colab.
+Plain Jupyter knows no MyST: directives become quoted blocks, quoted values become their text, and
+the first cell installs the project when it finds itself in Colab.
 """
 
 from __future__ import annotations

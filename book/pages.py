@@ -30,6 +30,9 @@ FENCE = re.compile(r"^\s*(```+|~~~+)")
 FOLD = {"code_prompt_show": "Show the solution", "code_prompt_hide": "Hide the solution"}
 
 
+INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
 class PageError(Exception):
     """A page cannot be built as it is written; the message names the line."""
 
@@ -96,7 +99,7 @@ def quoted(notebook: nbformat.NotebookNode) -> list[tuple[int, str]]:
 def _prose(source: str) -> list[tuple[int, str]]:
     """The numbered lines of a Markdown cell that are not in a code block.
 
-    The text inside a directive (a note, an exercise) is prose; that of `code-block` and `math` is not.
+    The text inside a directive (a note, an exercise) is prose; that of `code-block`, `math` is not.
     """
     lines = []
     fences: list[tuple[str, bool]] = []  # (marker, whether code is inside), outermost first
@@ -125,9 +128,7 @@ def _bound(source: str) -> set[str]:
         elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             names.add(node.name)
             continue  # what is bound inside stays inside
-        elif isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp):
-            continue
-        elif isinstance(node, ast.GeneratorExp):
+        elif isinstance(node, INNER):
             continue
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}

@@ -1,7 +1,6 @@
 """The book's Sphinx extension: quoted values, exercise cells, printed sources, widgets, notebooks.
 
-Each of the parts below is a few lines; what a page says is read in pages.py, what it needs at run time in
-execute.py.
+Each part is a few lines; a page is read in pages.py and run in execute.py.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class PrintedSource(SphinxPostTransform):
         for outputs in list(self.document.findall(nodes.container)):
             if outputs.get("nb_element") != "mime_bundle":
                 continue
-            forms = {form["mime_type"]: form for form in outputs.children}  # type: ignore[index]
+            forms = {form["mime_type"]: form for form in outputs.children}
             html = forms.get("text/html")
             if html is None or "text/plain" not in forms:
                 continue
@@ -84,10 +83,7 @@ class PrintedSource(SphinxPostTransform):
 def write_widgets(app: Sphinx, _config: Any) -> None:
     """Put the widgets' modules, joined in one classic script, among the page's static files."""
     folder = Path(app.doctreedir).parent / "widget-static"
-    try:
-        bundle(ROOT / "widgets", folder / "widgets-bundle.js")
-    except ValueError:
-        folder.mkdir(parents=True, exist_ok=True)
+    bundle(ROOT / "widgets", folder / "widgets-bundle.js")
     app.config.html_static_path.append(str(folder))
     app.add_css_file("widgets.css")
     for name in ("widgets-bundle.js", "widget-host.js"):
