@@ -117,7 +117,7 @@ def train_policy(
         "seed": seed,
         "parameters": sum(p.numel() for p in parameters),
     }
-    recorder = Recorder(Run(settings), out)
+    recorder = Recorder(Run(settings), out, model.device)
 
     def rate(step: int) -> float:
         return learning_rate * (1 - (1 - final_learning_rate) * step / steps)

@@ -52,8 +52,8 @@ class Run:
 class Recorder:
     """Appends to a run and to its folder (None: to memory only), line by line as it goes."""
 
-    def __init__(self, run: Run, out: str | os.PathLike[str] | None) -> None:
-        self.run, self.folder = run, None if out is None else Path(out)
+    def __init__(self, run: Run, out: str | os.PathLike[str] | None, device: torch.device) -> None:
+        self.run, self.folder, self.device = run, None if out is None else Path(out), device
         self.clock = time.monotonic()
         if self.folder is not None:
             run.out = self.folder
@@ -91,7 +91,7 @@ class Recorder:
                 "status": status,
                 "seconds": round(self.run.seconds, 2),
                 "settings": self.run.settings,
-                **surroundings(),
+                **surroundings(self.device),
             }
             replace_text(self.folder / "run.json", json.dumps(text, indent=1) + "\n")
 
@@ -121,7 +121,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     )
 
 
-def surroundings() -> dict[str, Any]:
+def surroundings(device: torch.device) -> dict[str, Any]:
     """Command, versions, device, threads and commit: what a rerun needs to know."""
     import transformers
 
@@ -133,6 +133,7 @@ def surroundings() -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "commit": commit(),

@@ -109,7 +109,7 @@ def train_sft(
             optimizer,
             one_step,
             title=f"SFT {task.name}",
-            recorder=Recorder(Run(settings), out),
+            recorder=Recorder(Run(settings), out, model.device),
             learning_rate=rate,
             steps=steps,
             seed=seed,

@@ -1,0 +1,207 @@
+"""The command: `python -m rlcore train grpo --task sort --seed 0 --out runs/x`, and a few more.
+
+`train` does what the chapters' notebooks do, from the same recipes: with the same seed and the
+same number of threads the weights come out the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+EXAMPLES = """examples:
+  python -m rlcore train grpo --task sort --seed 0 --out runs/sort-grpo-0
+  python -m rlcore train sft --task robot --seed 0 --out runs/robot-start-0
+  python -m rlcore train rloo --task robot --seed 0 --start runs/robot-start-0/model --out runs/x
+  python -m rlcore evaluate --task sort --model runs/sort-grpo-0/model
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 when done, 2 for bad arguments, 1 for a failed run, 130 for an interrupt."""
+    options = _parser().parse_args(arguments)
+    from rlcore.training import NonFiniteError
+
+    try:
+        code: int = options.command(options)
+        return code
+    except ValueError as error:
+        print(f"rlcore: error: {error}", file=sys.stderr)
+        return 2
+    except (OSError, NonFiniteError) as error:
+        print(f"rlcore: error: {error}", file=sys.stderr)
+        return 1
+
+
+def train(options: argparse.Namespace) -> int:
+    """SFT, and unless `sft` was asked for, the policy loop from there (or from --start)."""
+    from rlcore import models, training
+    from rlcore.tasks import get_task
+    from rlcore.training.loop import check_folder
+
+    policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
+    sft_names = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
+    if options.algorithm == "sft":
+        _refuse(options, "sft", *policy_names, "start", "updates_per_batch", "evaluate_every")
+    if options.start is not None:
+        _refuse(options, "--start", *sft_names)
+    names = (*sft_names, *policy_names)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    recipe = training.recipe(options.task, **given)
+    shared = {
+        "resume": options.resume,
+        "progress": not options.quiet,
+        "threads": options.threads,
+        "device": options.device,
+    }
+    if options.algorithm == "sft":
+        return _report(training.sft_start(recipe, seed=options.seed, out=options.out, **shared)[3])
+
+    row = training.row(options.algorithm, beta=options.beta)
+    check_folder(options.out, options.resume)
+    if options.start is not None:
+        model, tokenizer = models.load(options.start, device=options.device)
+        task = get_task(options.task)
+    else:
+        start = Path(options.out) / "start"
+        model, tokenizer, task, run = training.sft_start(
+            recipe, seed=options.seed, out=start, **shared
+        )
+        if run.interrupted:
+            return _report(run)
+    run = training.train_policy(
+        model,
+        tokenizer,
+        task,
+        row,
+        **recipe.policy_settings(),
+        seed=options.seed,
+        updates_per_batch=options.updates_per_batch or 1,
+        temperature=options.temperature,
+        measure_kl=options.measure_kl,
+        evaluate_every=options.evaluate_every or recipe.steps,
+        evaluate_n=options.n,
+        out=options.out,
+        **shared,
+    )
+    return _report(run)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Held-out accuracy of a saved model."""
+    from rlcore import evaluation, models
+    from rlcore.devices import using_threads
+    from rlcore.tasks import get_task
+
+    task = get_task(options.task)
+    model, tokenizer = models.load(options.model, device=options.device)
+    with using_threads(options.threads):
+        result = evaluation.evaluate(
+            model, tokenizer, task, n=options.n, seed=options.seed, temperature=options.temperature
+        )
+    print(_accuracy(result))
+    return 0
+
+
+def tasks(options: argparse.Namespace) -> int:
+    """The tasks there are."""
+    from rlcore.tasks import TASKS
+
+    for task in TASKS.values():
+        print(f"{task.name}\n    {task.description}\n    {task.note}")
+    return 0
+
+
+def algorithms(options: argparse.Namespace) -> int:
+    """The rows of five answers."""
+    from rlcore.algorithms import GRPO_MEAN_ONLY, ROWS
+
+    for row in (*ROWS, GRPO_MEAN_ONLY):
+        print(f"{row.name}: {row.title}. {row.source}")
+        for question, answer in row.five_answers().items():
+            print(f"    {question} {answer}")
+    return 0
+
+
+def _report(run: Any) -> int:
+    state = "finished" if run.finished else "interrupted"
+    print(f"{state} after {len(run.metrics)} steps, {run.seconds:.1f} s, in {run.out}")
+    for row in run.evaluations:
+        print(f"step {row['step']}: {_accuracy(row)}")
+    if run.errors:
+        first = run.errors[0]
+        print(f"the verifier raised {len(run.errors)} times; first: {first['error']}")
+    return 0 if run.finished else 130
+
+
+def _accuracy(result: dict[str, float]) -> str:
+    return (
+        f"held-out accuracy: greedy {result['greedy']:.3f} ± {result['greedy_se']:.3f}, "
+        f"sampled {result['sampled']:.3f} ± {result['sampled_se']:.3f} (± one standard error, "
+        f"{result['n']:.0f} problems); {result['mean_length']:.2f} tokens a response"
+    )
+
+
+def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no meaning with {what}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rlcore", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="train|evaluate|tasks|algorithms")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--task", required=True, help="see `rlcore tasks`")
+    common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--device", help="cpu or cuda (default: cuda when there is one)")
+    common.add_argument("--threads", type=int, help="torch threads (default: torch's)")
+    common.add_argument("--temperature", type=float, default=1.0)
+    common.add_argument("--n", type=int, default=512, help="held-out problems to evaluate on")
+
+    run = commands.add_parser("train", parents=[common], help="SFT, then RL")
+    run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`")
+    run.add_argument("--out", required=True, help="the run folder to write")
+    run.add_argument("--start", help="model folder to start RL from (default: SFT first)")
+    run.add_argument("--resume", action="store_true", help="go on where --out stopped")
+    run.add_argument("--quiet", action="store_true", help="no progress bar")
+    run.add_argument("--measure-kl", action="store_true", help="record the KL to the start")
+    run.add_argument("--evaluate-every", type=int, help="steps (default: at start and end only)")
+    run.add_argument("--updates-per-batch", type=int)
+    run.add_argument("--beta", type=_beta, default=0.0, help="KL weight, or 'paper' (default: 0)")
+    recipe = run.add_argument_group("instead of the recipe's")
+    recipe.add_argument("--size", help="nano, tiny, small or medium")
+    whole = ("sft-steps", "sft-batch-size", "steps", "prompts-per-step", "group-size")
+    for name, kind in (
+        *((name, int) for name in whole),
+        ("sft-learning-rate", float),
+        ("learning-rate", float),
+    ):
+        recipe.add_argument(f"--{name}", type=kind)
+    run.set_defaults(command=train)
+
+    rate = commands.add_parser("evaluate", parents=[common], help="held-out accuracy of a model")
+    rate.add_argument("--model", required=True, help="a model folder")
+    rate.set_defaults(command=evaluate)
+    commands.add_parser("tasks", help="list the tasks").set_defaults(command=tasks)
+    listed = commands.add_parser("algorithms", help="list the algorithms, row by row")
+    listed.set_defaults(command=algorithms)
+    return parser
+
+
+def _beta(text: str) -> float | None:
+    return None if text == "paper" else float(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
