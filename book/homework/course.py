@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from nbgrader.preprocessors import (
     LockCells,
     SaveCells,
 )
+from sqlalchemy.exc import SAWarning
 from traitlets.config import Config
 
 HIDDEN_BEGIN = "### BEGIN HIDDEN TESTS"
@@ -58,7 +60,9 @@ def isolated(work: Path) -> Iterator[None]:
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SAWarning)  # of nbgrader's use of SQLAlchemy
+            yield
     finally:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
