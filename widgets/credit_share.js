@@ -247,13 +247,13 @@ function build({ body, words, change, extra }) {
     if (rewards.every((reward) => reward === rewards[0])) return words.equal;
     const { count_right: right, count_wrong: wrong, credit } = values;
     if (right + wrong === 0) return words.none(phrase);
-    const show = (value) => formatNumber(value, { sign: true });
-    const part = (count, reward) =>
-      count ? [`${count} × ${show(values.advantages[rewards.indexOf(reward)])}`] : [];
-    const sum = [...part(right, 1), ...part(wrong, 0)].join(" + ");
+    const size = (reward) => formatNumber(Math.abs(values.advantages[rewards.indexOf(reward)]));
+    const up = right ? `${right} × ${size(1)}` : "";
+    const down = wrong ? `- ${wrong} × ${size(0)}` : "";
+    const sum = [up, down].filter(Boolean).join(" ");
     const flat = Math.abs(credit) < 1e-9;
     return (
-      words.said(phrase, right, wrong, sum, show(credit)) +
+      words.said(phrase, right, wrong, sum, formatNumber(credit, { sign: true })) +
       " " +
       words.verdicts[flat ? 1 : credit < 0 ? 0 : 2]
     );

@@ -249,6 +249,7 @@ function drawPlot({ values, over, group_size, successes }, words, width) {
   const here = { x: px(bySize ? group_size : successes), y: py(values.advantage_success) };
   const axisName = bySize ? words.groupSize : words.successCount;
   const show = (value) => formatNumber(value);
+  const labelLeft = bySize ? here.x > box.left + 60 : here.x > box.right - 60;
   // Open circles on the curve: few enough to tell apart.
   const every = Math.max(1, Math.ceil(curve.x.length / (width / 40)));
 
@@ -286,9 +287,10 @@ function drawPlot({ values, over, group_size, successes }, words, width) {
     h(
       "text",
       {
-        x: here.x + (here.x > width - 90 ? -10 : 10),
-        y: Math.max(here.y - 10, 14),
-        "text-anchor": here.x > width - 90 ? "end" : "start",
+        // Beside the curve: above its rising side, or its falling one, unless the frame is near.
+        x: here.x + (labelLeft ? -8 : 8),
+        y: Math.max(here.y - 12, 14),
+        "text-anchor": labelLeft ? "end" : "start",
         class: "rw-dot-label",
       },
       formatNumber(values.advantage_success, { sign: true }),
