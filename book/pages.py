@@ -50,6 +50,12 @@ def read_page(text: str) -> nbformat.NotebookNode:
     changes further down (the page and JupyterLab would then show different numbers).
     """
     notebook = read_myst_markdown_notebook(text, config=_parser(), add_source_map=True)
+    lines = text.splitlines()
+    starts = notebook.metadata["source_map"]
+    for number, cell in enumerate(notebook.cells):
+        # the reader drops the blank lines before a text but counts it from the first of them
+        while cell.cell_type == "markdown" and not lines[starts[number]].strip():
+            starts[number] += 1
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for cell in code:
         _mark(cell)
@@ -59,7 +65,7 @@ def read_page(text: str) -> nbformat.NotebookNode:
         names = sorted({expression for _, expression in quotes})
         source = "\n".join(cell.source for cell in code)
         notebook.cells.append(_last_cell(names, dependencies.fingerprint(source)))
-        notebook.metadata["source_map"].append(len(text.splitlines()))
+        starts.append(len(lines))
     elif quotes:
         raise PageError(f"line {quotes[0][0]}: {{eval}} on a page without code")
     for number, cell in enumerate(notebook.cells):
