@@ -2,7 +2,7 @@
 # Another interpreter: make book PYTHON=python3.12
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python)
 
-.PHONY: help setup book test lab serve check homework grade record clean
+.PHONY: help setup book test lab serve check tidy homework grade record clean
 
 help:
 	@$(PYTHON) -m book help
@@ -24,6 +24,9 @@ serve:
 
 check:
 	@$(PYTHON) -m book check
+
+tidy:
+	@$(PYTHON) -m book tidy
 
 homework:
 	@$(PYTHON) -m book homework

@@ -12,7 +12,7 @@ import sys
 
 from book import bootstrap
 
-# command -> (module with a main(arguments) function, what `help` says)
+# command -> (module with main(arguments) -> status, or module:function; what `help` says)
 COMMANDS = {
     "setup": ("", "make .venv and install the pinned packages; nothing else"),
     "build": ("book.build", "run every chapter and build the pages into build/html"),
@@ -21,8 +21,8 @@ COMMANDS = {
     "test": ("book.test", "lint, types and all tests [pytest arguments]"),
     "check": ("book.check", "check links, anchors, offline use, raw mathematics [FOLDER]"),
     "tidy": ("book.tidy", "write the chapters in the form in which JupyterLab saves them"),
-    "homework": ("book.homework", "write the release notebooks into build/homework"),
-    "grade": ("book.homework", "grade a folder of submissions: grade FOLDER"),
+    "homework": ("book.homework:release", "write the release notebooks into build/homework"),
+    "grade": ("book.homework:grade", "grade a folder of submissions: grade FOLDER"),
     "record": ("book.record", "train and record the runs that the chapters plot (hours)"),
     "clean": ("", "remove build/ and the caches; --all removes .venv too"),
     "help": ("", "print this list"),
@@ -70,9 +70,8 @@ def main(arguments: list[str]) -> int:
     if command == "setup":
         print(f"ready: {bootstrap.venv_python()}")
         return 0
-    module = importlib.import_module(COMMANDS[command][0])
-    # book.homework serves two commands and is told which one
-    call = getattr(module, "release" if command == "homework" else command, None) or module.main
+    module, _, function = COMMANDS[command][0].partition(":")
+    call = getattr(importlib.import_module(module), function or "main")
     return int(call(rest) or 0)
 
 

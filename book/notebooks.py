@@ -25,8 +25,9 @@ if "google.colab" in sys.modules:
 """
 OPEN = re.compile(r"^\s*([`:]{3,})\{([\w:-]+)\}[ \t]*(.*)$")
 OPTION = re.compile(r"^\s*:[\w-]+:")
+LABEL = re.compile(r"^\([\w-]+\)=\s*$")
 WORDLESS = {"exercise-end", "solution-end", "bibliography", "contents"}
-TITLES = {"exercise-start": "Exercise", "exercise": "Exercise", "solution-start": "Solution"}
+TITLES = {"exercise-start": "Exercise.", "exercise": "Exercise.", "solution-start": "Solution."}
 
 
 def convert(text: str, values: dict[str, str], url: str, branch: str) -> str:
@@ -62,41 +63,38 @@ def convert(text: str, values: dict[str, str], url: str, branch: str) -> str:
 def plain_markdown(source: str, values: dict[str, str]) -> str:
     """MyST to what every notebook program renders: directives as block quotes, roles as text."""
     lines: list[str] = []
-    stack: list[str] = []  # the fences of the open directives
-    options = False
+    fences: list[tuple[str, str]] = []  # (fence, kind) of the open blocks: quote, bare or code
+    options = False  # between the first line of a directive and its text
     for line in source.splitlines():
-        opened = OPEN.match(line)
-        if opened:
-            fence, name, title = opened.groups()
-            if name in WORDLESS or name.endswith("-start"):
-                word = TITLES.get(name)
-                lines += [f"**{word}.** {title}".rstrip(), ""] if word else []
-                stack.append("drop " + fence)
-            else:
-                word = name.split("-")[0].capitalize() if name != "admonition" else ""
-                head = f"**{': '.join(filter(None, [word, title]))}**"
-                stack.append(fence)
-                lines += ["", "> " * _depth(stack) + head, "> " * _depth(stack)]
-            options = True
-            continue
-        if stack and line.strip() and line.strip() == stack[-1].removeprefix("drop "):
-            stack.pop()
-            lines.append("> " * _depth(stack))
+        inside = fences[-1][1] if fences else ""
+        mark = "> " * sum(kind == "quote" for _, kind in fences)
+        directive, code = OPEN.match(line), re.match(r"\s*(`{3,})\w*\s*$", line)
+        if fences and line.strip() == fences[-1][0]:
+            fences.pop()
+            lines += {"code": [mark + line], "quote": [mark.removesuffix("> ")], "bare": []}[inside]
             options = False
-            continue
-        if options and OPTION.match(line):
-            continue
-        options = False
-        if stack and stack[-1].startswith("drop "):
-            continue
-        if re.match(r"^\([\w-]+\)=\s*$", line):
-            continue
-        lines.append("> " * _depth(stack) + line)
-    text = "\n".join(lines)
-    text = pages.EVAL.sub(lambda match: values.get(match[1], f"`{match[1]}`"), text)
-    text = re.sub(r"\{(?:ref|doc|numref|eq|cite\w*)\}`([^`<]+?)(?:\s*<[^>`]*>)?`", r"\1", text)
-    return re.sub(r"\{math\}`([^`]+)`", r"$\1$", text).strip("\n")
+        elif inside == "code":
+            lines.append(mark + line)
+        elif directive:
+            fence, name, title = directive.groups()
+            head = " ".join(filter(None, [TITLES.get(name, ""), title]))
+            if name in TITLES:
+                lines += [f"**{head}**", ""]
+            elif name not in WORDLESS:
+                word = "" if name == "admonition" else name.capitalize()
+                lines += ["", f"{mark}> **{': '.join(filter(None, [word, title]))}**", mark + ">"]
+            fences.append((fence, "bare" if name in TITLES or name in WORDLESS else "quote"))
+            options = True
+        elif code:
+            fences.append((code[1], "code"))
+            lines.append(mark + line)
+        elif not (options and OPTION.match(line)) and not LABEL.match(line):
+            options = False
+            lines.append(mark + _plain_roles(line, values))
+    return "\n".join(lines).strip("\n")
 
 
-def _depth(stack: list[str]) -> int:
-    return sum(not fence.startswith("drop ") for fence in stack)
+def _plain_roles(line: str, values: dict[str, str]) -> str:
+    line = pages.EVAL.sub(lambda match: values.get(match[1], f"`{match[1]}`"), line)
+    line = re.sub(r"\{(?:ref|doc|numref|eq|cite\w*)\}`([^`<]+?)(?:\s*<[^>`]*>)?`", r"\1", line)
+    return re.sub(r"\{math\}`([^`]+)`", r"$\1$", line)
