@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="rlcore", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="train|evaluate|tasks|algorithms")
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("--task", required=True, help="see `rlcore tasks`")
     common.add_argument("--seed", type=int, default=0)
     common.add_argument("--device", help="cpu or cuda (default: cuda when there is one)")

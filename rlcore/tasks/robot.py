@@ -67,7 +67,8 @@ def verify(problem: str, response: str) -> float:
 
     How long the response is, and whether the cells before the last are right, does not count.
     """
-    return float(set(response) <= set(CELLS) and response[-1:] == walk(problem)[-1])
+    last = walk(problem)[-1]
+    return float(set(response) <= set(CELLS) and response[-1:] == last)
 
 
 def board() -> str:

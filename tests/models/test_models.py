@@ -1,0 +1,152 @@
+"""Compact models and tokenizers: the same for one seed, readable by transformers, clear errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlcore import devices, models
+from rlcore.tasks import TASKS
+
+SYMBOLS = "0123456789="
+
+
+def test_tokenizer_has_one_token_per_symbol_and_two_more() -> None:
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    assert len(tokenizer) == len(SYMBOLS) + 2
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert models.encode(tokenizer, ["10=", "9"]) == [[3, 2, 12], [11]]
+    assert tokenizer.decode([3, 2, 12]) == "10="
+    assert tokenizer.padding_side == "left"
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_task_texts_round_trip(name: str) -> None:
+    symbols = TASKS[name].symbols + " \n"
+    tokenizer = models.build_tokenizer(symbols)
+    (ids,) = models.encode(tokenizer, [symbols])
+    assert len(ids) == len(symbols)
+    assert tokenizer.decode(ids) == symbols
+
+
+def test_unknown_character_is_named() -> None:
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    with pytest.raises(ValueError, match=r"text: '1x2' has characters without a token: \['x'\]"):
+        models.encode(tokenizer, ["12", "1x2"])
+
+
+@pytest.mark.parametrize("symbols", ["", "aba", None, ["a"]])
+def test_bad_symbols(symbols: object) -> None:
+    with pytest.raises(ValueError, match="symbols: "):
+        models.build_tokenizer(symbols)  # type: ignore[arg-type]
+
+
+def test_same_seed_same_weights_and_the_global_state_is_left_alone() -> None:
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = models.build_model("nano", tokenizer, seed=1)
+    assert torch.equal(torch.rand(3), expected)
+    again = models.build_model("nano", tokenizer, seed=1)
+    other = models.build_model("nano", tokenizer, seed=2)
+    for a, b in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert not first.training
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    # Llama by hand: V d + layers (4 d^2 + 3 d f + 2 d) + d, with V = 13 and one embedding matrix.
+    [
+        ("nano", 13 * 32 + 1 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32),
+        ("tiny", 13 * 64 + 2 * (4 * 64**2 + 3 * 64 * 256 + 2 * 64) + 64),
+        ("small", 13 * 128 + 4 * (4 * 128**2 + 3 * 128 * 512 + 2 * 128) + 128),
+    ],
+)
+def test_sizes(size: str, parameters: int) -> None:
+    model = models.build_model(size, models.build_tokenizer(SYMBOLS), seed=0)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_unknown_size_lists_the_names() -> None:
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    with pytest.raises(ValueError, match="size: found '7B'; wanted one of nano, tiny, small"):
+        models.build_model("7B", tokenizer, seed=0)
+    with pytest.raises(ValueError, match="max_length: found 1"):
+        models.build_model("nano", tokenizer, seed=0, max_length=1)
+    with pytest.raises(ValueError, match="dropout: found 1"):
+        models.build_model("nano", tokenizer, seed=0, dropout=1)
+
+
+def test_saved_models_load_by_transformers_and_by_us(tmp_path: Path, capfd) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    model = models.build_model("nano", tokenizer, seed=0)
+    for _ in range(2):  # the second time replaces the first
+        folder = models.save(model, tokenizer, tmp_path / "deep" / "model")
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    loaded, loaded_tokenizer = models.load(folder)
+    assert capfd.readouterr().err == ""  # no progress bars
+    ids = torch.tensor(models.encode(tokenizer, ["352041="]))
+    for one in (loaded, AutoModelForCausalLM.from_pretrained(folder)):
+        assert torch.equal(one(ids).logits, model(ids).logits)
+        assert one.config.eos_token_id == tokenizer.eos_token_id
+    for one in (loaded_tokenizer, AutoTokenizer.from_pretrained(folder)):
+        assert one("352041=")["input_ids"] == ids[0].tolist()
+        assert one.decode(ids[0]) == "352041="
+        assert (one.pad_token_id, one.eos_token_id) == (0, 1)
+        padded = one(["1", "12="], padding=True)
+        assert padded["input_ids"] == [[0, 0, 3], [3, 4, 12]]
+        assert padded["attention_mask"] == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_load_never_downloads(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere", "some/hub-name"):
+        with pytest.raises(ValueError, match="is not a model folder"):
+            models.load(path)
+
+
+@pytest.mark.parametrize("module", ["rlcore", "rlcore.models", "rlcore.training", "rlcore.tasks"])
+def test_importing_does_not_load_transformers(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_devices() -> None:
+    wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    assert devices.choose_device() == torch.device(wanted)
+    assert devices.choose_device("cpu") == torch.device("cpu")
+    assert devices.choose_dtype() == torch.float32
+    assert devices.choose_dtype("bfloat16") == devices.choose_dtype(torch.bfloat16)
+    for bad in ("gpu", "", 3.5, "mps"):
+        with pytest.raises(ValueError, match="device: "):
+            devices.choose_device(bad)  # type: ignore[arg-type]
+    for bad in ("float16", "int8", torch.int64):
+        with pytest.raises(ValueError, match=r"dtype: found .* wanted one of float32"):
+            devices.choose_dtype(bad)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without CUDA")
+def test_cuda_on_a_machine_without_it() -> None:
+    with pytest.raises(ValueError, match="torch sees no CUDA device"):
+        devices.choose_device("cuda")
+
+
+def test_threads_are_put_back() -> None:
+    before = torch.get_num_threads()
+    with devices.using_threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    for bad in (0, -1, 1.0, True):
+        with (
+            pytest.raises(ValueError, match="threads: found"),
+            devices.using_threads(bad),  # type: ignore[arg-type]
+        ):
+            pass
