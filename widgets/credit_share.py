@@ -85,6 +85,8 @@ class CreditShare(TeachingWidget):
         ours = answers is SUM_TO_100.answers
         if phrases is None:
             phrases = SUM_TO_100.phrases if ours else ()
+        if not isinstance(phrases, (list, tuple)):
+            raise ValueError(f"phrases must be a list of texts, found {phrases!r}")
         for i, offered in enumerate(phrases):
             tokens_of(f"phrases[{i}]", offered)
         if phrase is None:

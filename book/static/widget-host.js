@@ -23,14 +23,22 @@
   }
 
   function makeAddress(name) {
+    let timer = 0;
     return {
       read: () =>
         readAddress()
           .filter((entry) => entry.name === name)
           .map(({ key, value }) => [key, value]),
-      write: (entries) => {
-        // replaceState: playing with a widget leaves no trail in the browser's history.
-        history.replaceState(history.state, "", hashWith(name, entries));
+      // replaceState leaves no trail in the browser's history. A slider moves faster than some
+      // browsers let a page do that, and a page from a file may not be allowed to at all: then the
+      // address stays as it was, and link() still gives the setting.
+      write(entries) {
+        clearTimeout(timer);
+        timer = setTimeout(() => {
+          try {
+            history.replaceState(history.state, "", hashWith(name, entries));
+          } catch {}
+        }, 100);
       },
       link: (entries) => location.href.split("#")[0] + hashWith(name, entries),
       onChange: (callback) =>

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Page
 
-from book import chromium
 from book.widget_bundle import bundle
 from widgets import AnswerBox, CreditShare, GroupAdvantage, RareSuccess
 
@@ -38,18 +37,6 @@ def payer_box() -> AnswerBox:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    path = chromium.find()  # first: it may ask Playwright too, which does not nest
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(
-            executable_path=path,
-            args=[flag for flag in chromium.FLAGS if flag != "--headless"],  # Playwright's own
-        )
-        yield launched
-        launched.close()
-
-
-@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the bundle, the host, and a page in each language; two widgets share a name."""
     folder = tmp_path_factory.mktemp("site")
@@ -76,31 +63,23 @@ def page_text(body: str, language: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<style>{THEME}</style><link rel="stylesheet" href="widgets.css">'
         '<script src="widgets-bundle.js" defer></script>'
-        f'<script src="widget-host.js" defer></script></head><body><main>{body}</main></body></html>'
+        '<script src="widget-host.js" defer></script>'
+        f"</head><body><main>{body}</main></body></html>"
     )
 
 
 @pytest.fixture
-def open_page(browser: Browser, site: Path) -> Iterator[Callable[..., Page]]:
-    """open_page(language="en", hash="", **context options); at the end, no console message, no
-    error and no request outside the site's folder may have been seen on any page it opened."""
-    contexts: list[BrowserContext] = []
-    complaints: list[str] = []
+def open_page(new_page: Any, site: Path) -> Iterator[Callable[..., Page]]:
+    """open_page(language="en", hash="", **context options); at the end no page may have complained
+    or asked for anything outside."""
+    watched = []
 
     def open_it(language: str = "en", hash: str = "", **options: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-        contexts.append(context)
-        context.set_default_timeout(10_000)
-        context.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
-        page = context.new_page()
-        inside = site.as_uri()
-        page.on("request", lambda r: r.url.startswith(inside) or complaints.append(r.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{inside}/{language}.html{hash}")
+        page, seen = new_page(**options)
+        watched.append(seen)
+        page.set_default_timeout(10_000)
+        page.goto(f"{site.as_uri()}/{language}.html{hash}")
         return page
 
     yield open_it
-    for context in contexts:
-        context.close()
-    assert complaints == []
+    assert [problem for seen in watched for problem in seen.problems()] == []
