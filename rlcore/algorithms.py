@@ -23,7 +23,7 @@ from rlcore.objectives import (
     leave_one_out_advantages,
     policy_loss,
 )
-from rlcore.objectives.advantages import Rewards
+from rlcore.objectives._checks import Rewards, check_number
 
 ADVANTAGES = ("batch_mean", "leave_one_out", "group_mean", "group_zscore")
 KL_PLACES = ("none", "reward", "loss")
@@ -78,8 +78,8 @@ class Algorithm:
                 listed = ", ".join(map(str, allowed))
                 raise ValueError(f"{field} must be one of {listed}; got {getattr(self, field)!r}")
         fixed_clip_range(self.epsilon_low, self.epsilon_high)
-        if self.eps < 0 or self.beta < 0:
-            raise ValueError(f"eps and beta must be >= 0; got {self.eps} and {self.beta}")
+        check_number("eps", self.eps, at_least=0)
+        check_number("beta", self.beta, at_least=0)
         if self.beta > 0 and self.kl == "none":
             raise ValueError(f'beta must be 0 when kl="none"; got {self.beta}')
         if self.kl == "reward" and self.kl_estimator != "k1":
@@ -111,8 +111,6 @@ def compute_advantages(
                 f"old_logprobs, ref_logprobs and response_mask must be given: {algorithm.name} has "
                 f"its KL term in the reward (beta={algorithm.beta}); got None"
             )
-        if not isinstance(rewards, Tensor):
-            raise ValueError(f"rewards must be a tensor when the KL term joins it; got {rewards!r}")
         rewards = kl_penalized_rewards(
             rewards, old_logprobs, ref_logprobs, response_mask, beta=algorithm.beta
         )

@@ -6,17 +6,21 @@ the mask leaves out may hold anything (NaN and inf too) without touching value o
 
 import math
 import operator
+import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Rewards = Tensor | Sequence[float | None]
 
 
 def describe(value: Any) -> str:
     """A short description of what was passed, for an error message."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return f"{value!r} ({type(value).__name__})"
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
@@ -58,6 +62,27 @@ def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
 def to_float(values: Tensor) -> Tensor:
     """float64 stays float64; everything else is computed in float32."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+def read_rewards(rewards: Rewards) -> Tensor:
+    """A tensor (B,); of a list, in float64, with NaN for None."""
+    if not isinstance(rewards, Tensor):
+        try:
+            numbers = [math.nan if reward is None else +reward for reward in rewards]
+            rewards = torch.tensor(numbers, dtype=torch.float64)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "rewards must be a tensor or a list of numbers (None: missing); got "
+                f"{describe(rewards)}"
+            ) from None
+    if rewards.dim() != 1 or len(rewards) == 0 or rewards.is_complex():
+        raise ValueError(f"rewards must be real and of shape (B,), B >= 1; got {describe(rewards)}")
+    if rewards.isinf().any():
+        row = int(rewards.isinf().nonzero()[0])
+        raise ValueError(
+            f"rewards must be finite or missing (NaN); got {rewards[row]} in row {row}"
+        )
+    return rewards.detach()
 
 
 def read_mask(

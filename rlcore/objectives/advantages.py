@@ -22,9 +22,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlcore.objectives._checks import check_choice, check_count, check_number, describe
-
-Rewards = Tensor | Sequence[float | None]
+from rlcore.objectives._checks import (
+    Rewards,
+    check_choice,
+    check_count,
+    check_number,
+    describe,
+    read_rewards,
+)
 
 
 def group_advantages(
@@ -49,12 +54,11 @@ def group_advantages(
     check_number("eps", eps, at_least=0)
     reward, group, member, dtype = _read_groups(rewards, group_ids)
 
-    baseline = _mean(reward, member)[group]
-    centred = torch.where(_learns(reward, group, member), reward - baseline, 0.0)
+    centred = _centre(reward, group, member)  # R^(g) - mean R
     if scale == "none":
         return centred.to(dtype)
     if scale == "group":
-        std = _std(reward, member, ddof)[group]
+        std = _std(centred, member, ddof)[group]
     else:
         std = _std(reward, member.any(dim=0, keepdim=True), ddof)
     return torch.where(centred == 0, 0.0, centred / (std + eps)).to(dtype)
@@ -68,10 +72,8 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]
     Source: RLOO, Ahmadian et al., arXiv 2402.14740.
     """
     reward, group, member, dtype = _read_groups(rewards, group_ids)
-    count = member.sum(dim=1)[group]
-    total = (reward * member).sum(dim=1)[group]
-    others = (total - reward) / (count - 1).clamp(min=1)
-    return torch.where(_learns(reward, group, member), reward - others, 0.0).to(dtype)
+    size = member.sum(dim=1)[group]
+    return (_centre(reward, group, member) * size / (size - 1).clamp(min=1)).to(dtype)
 
 
 def batch_mean_advantages(rewards: Rewards) -> Tensor:
@@ -81,7 +83,7 @@ def batch_mean_advantages(rewards: Rewards) -> Tensor:
     Returns (B,).  ValueError for a batch of one row; the rest as the top of this file.
     Source: REINFORCE with a baseline, Williams 1992.
     """
-    values = _read_rewards(rewards)
+    values = read_rewards(rewards)
     if len(values) < 2:
         raise ValueError(f"rewards must hold at least 2 rows for a batch mean; got {len(values)}")
     return group_advantages(values, torch.zeros_like(values, dtype=torch.int64), scale="none")
@@ -102,7 +104,8 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
     The share is TRL's frac_reward_zero_std.  Errors: the top of this file.
     """
     reward, _, member, _ = _read_groups(rewards, group_ids)
-    equal = _all_equal(reward, member)
+    lowest, highest = _range(reward, member)
+    equal = highest <= lowest
     ids = torch.as_tensor(group_ids).unique(sorted=True).to(equal.device)
     return EqualGroups(ids, equal, equal.double().mean())
 
@@ -114,9 +117,9 @@ def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
     ValueError: p outside [0, 1], group_size < 2.
     """
     check_count("group_size", group_size, at_least=2)
-    values = torch.as_tensor(p)
+    values = p if isinstance(p, Tensor) else torch.tensor(p if isinstance(p, int | float) else -1)
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(f"p must be a probability, in [0, 1]; got {p!r}")
+        raise ValueError(f"p must be a probability, in [0, 1]; got {describe(p)}")
     return p**group_size + (1 - p) ** group_size
 
 
@@ -133,33 +136,18 @@ def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
     return math.sqrt(group_size - 1) if ddof == 0 else (group_size - 1) / math.sqrt(group_size)
 
 
-def _read_rewards(rewards: Rewards) -> Tensor:
-    """A tensor (B,); of a list, in float64, with NaN for None."""
-    if not isinstance(rewards, Tensor):
-        try:
-            numbers = [math.nan if reward is None else float(reward) for reward in rewards]
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"rewards must be a tensor or a list of numbers (None: missing); got {rewards!r}"
-            ) from None
-        rewards = torch.tensor(numbers, dtype=torch.float64)
-    if rewards.dim() != 1 or len(rewards) == 0 or rewards.is_complex():
-        raise ValueError(f"rewards must be real and of shape (B,), B >= 1; got {describe(rewards)}")
-    if rewards.isinf().any():
-        row = int(rewards.isinf().nonzero()[0])
-        raise ValueError(
-            f"rewards must be finite or missing (NaN); got {rewards[row]} in row {row}"
-        )
-    return rewards.detach()
-
-
 def _read_groups(
     rewards: Rewards, group_ids: Tensor | Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     """-> reward (B,) in float64, 0 where missing; group (B,): which of the P groups the row is in;
     member (P, B): the row has a reward and is in that group; dtype of the result."""
-    values = _read_rewards(rewards)
-    ids = torch.as_tensor(group_ids)
+    values = read_rewards(rewards)
+    try:
+        ids = torch.as_tensor(group_ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"group_ids must be a tensor or a list of integers; got {describe(group_ids)}"
+        ) from None
     if ids.shape != values.shape:
         raise ValueError(
             f"group_ids must be of shape {tuple(values.shape)}, as rewards; got {describe(ids)}"
@@ -180,27 +168,32 @@ def _read_groups(
     return torch.where(known, values.double(), 0.0), group, member, dtype
 
 
-def _mean(reward: Tensor, member: Tensor) -> Tensor:
+def _mean(values: Tensor, member: Tensor) -> Tensor:
     """(B,), (P, B) -> (P,)."""
-    return (reward * member).sum(dim=1) / member.sum(dim=1).clamp(min=1)
+    return (values * member).sum(dim=1) / member.sum(dim=1).clamp(min=1)
 
 
-def _std(reward: Tensor, member: Tensor, ddof: int) -> Tensor:
+def _std(values: Tensor, member: Tensor, ddof: int) -> Tensor:
     """(B,), (P, B) -> (P,).  Deviations are divided by the largest before they are squared, so that
     neither tiny nor huge rewards leave the range of float64."""
-    deviation = (reward - _mean(reward, member)[:, None]).abs() * member
+    deviation = (values - _mean(values, member)[:, None]).abs() * member
     largest = deviation.amax(dim=1)
     unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
     return largest * (unit.square().sum(dim=1) / (member.sum(dim=1) - ddof).clamp(min=1)).sqrt()
 
 
-def _all_equal(reward: Tensor, member: Tensor) -> Tensor:
-    """(B,), (P, B) -> (P,): by comparison, so exact; true for one reward or none."""
+def _range(reward: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,), (P, B) -> lowest and highest reward (P,); inf and -inf for a group without any."""
     lowest = torch.where(member, reward, math.inf).amin(dim=1)
     highest = torch.where(member, reward, -math.inf).amax(dim=1)
-    return highest <= lowest
+    return lowest, highest
 
 
-def _learns(reward: Tensor, group: Tensor, member: Tensor) -> Tensor:
-    """(B,): the row has a reward, and one of its group differs from another."""
-    return member.any(dim=0) & ~_all_equal(reward, member)[group]
+def _centre(reward: Tensor, group: Tensor, member: Tensor) -> Tensor:
+    """R^(g) - mean R, (B,).  Exactly 0 where the reward is missing or all of the group are equal,
+    by comparison.  Measured from the lowest of the group, which keeps small differences exact."""
+    lowest, highest = _range(reward, member)
+    above = reward - lowest[group]
+    differs = member.any(dim=0) & (highest > lowest)[group]
+    above = torch.where(differs, above, 0.0)
+    return torch.where(differs, above - _mean(above, member)[group], 0.0)

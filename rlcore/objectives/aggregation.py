@@ -53,9 +53,9 @@ def aggregate(
     if total is not None and check_count("total", total) < count:
         what = "tokens" if how == "token_mean" else "responses"
         raise ValueError(f"total must be at least the {count} {what} of this part; got {total}")
-    divisor = max(count, 1) if total is None else int(total)
+    responses = values.sum(dim=1)
     if how == "sequence_mean":
-        values = values / lengths.clamp(min=1)[:, None]
+        responses = responses / lengths.clamp(min=1)
     elif constant is not None:
-        values = values / constant
-    return values.sum() / divisor
+        responses = responses / constant
+    return responses.sum() / (max(count, 1) if total is None else int(total))

@@ -41,6 +41,8 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
         raise ValueError(f"input_ids must hold integers; got {describe(input_ids)}")
     if length < 2:
         raise ValueError(f"input_ids must hold at least 2 tokens a row; got {length}")
+    if logits.numel() == 0:
+        raise ValueError(f"logits must hold at least one row and one word; got {describe(logits)}")
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocabulary:
         found = low if low < 0 else high

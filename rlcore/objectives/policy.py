@@ -47,22 +47,16 @@ def policy_loss(
     logprobs = read_tokens("logprobs", logprobs, mask)
     advantage = _per_token(advantages, mask, logprobs.dtype)
 
-    # How far may one token move?
     ratio = importance_ratio(logprobs, old_logprobs, mask, level=ratio_level, allow_empty=True)
-    low, high = fixed_clip_range(epsilon_low, epsilon_high)
+    low, high = fixed_clip_range(epsilon_low, epsilon_high)  # how far may one token move?
     if surrogate == "clip":
         gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     else:
         gain = advantage * logprobs
-
-    # How far from where we started?
-    kl = _kl(logprobs, ref_logprobs, mask, beta, kl_estimator)
+    kl = _kl(logprobs, ref_logprobs, mask, beta, kl_estimator)  # how far from where we started?
     penalty = beta * (ratio * kl if kl_importance_weighted else kl)
-
-    # How much does each token count?
-    tokens = penalty - gain
-    loss = aggregate(
-        tokens, mask, how=aggregation, constant=constant, total=total, allow_empty=True
+    loss = aggregate(  # how much does each token count?
+        penalty - gain, mask, how=aggregation, constant=constant, total=total, allow_empty=True
     )
 
     stats = _statistics(ratio, advantage, mask, low, high, surrogate, ratio_level)
@@ -87,7 +81,7 @@ def _per_token(advantages: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
         )
     if advantages.dim() == 1:
         advantages = advantages[:, None].expand(mask.shape)
-    return read_tokens("advantages", advantages.detach(), mask).to(dtype)
+    return read_tokens("advantages", advantages, mask).to(dtype).detach()
 
 
 def _kl(

@@ -2,11 +2,19 @@
 
 from torch import Tensor
 
-from rlcore.objectives._checks import check_number, describe, read_mask, read_tokens, to_float
+from rlcore.objectives._checks import (
+    Rewards,
+    check_number,
+    describe,
+    read_mask,
+    read_rewards,
+    read_tokens,
+    to_float,
+)
 
 
 def kl_penalized_rewards(
-    rewards: Tensor,
+    rewards: Rewards,
     old_logprobs: Tensor,
     ref_logprobs: Tensor,
     response_mask: Tensor,
@@ -15,7 +23,8 @@ def kl_penalized_rewards(
 ) -> Tensor:
     """R(x, y) - beta log(pi_old(y | x) / pi_ref(y | x)): the KL penalty inside the reward.
 
-    rewards (B,); old_logprobs, ref_logprobs, response_mask (B, T); returns (B,), float32 or wider.
+    rewards (B,), a tensor or a list (None: missing); old_logprobs, ref_logprobs, response_mask
+    (B, T); returns (B,), float32 or wider.
     The penalty is k1 summed over the tokens, of the SAMPLING policy pi_old, without gradient.
     A missing reward (NaN) stays missing.
     Source: InstructGPT, arXiv 2203.02155, eq. 2; per response as in RLOO, arXiv 2402.14740.
@@ -23,16 +32,13 @@ def kl_penalized_rewards(
     """
     check_number("beta", beta, at_least=0)
     mask = read_mask(response_mask)
-    if not isinstance(rewards, Tensor) or rewards.shape != mask.shape[:1]:
+    values = read_rewards(rewards)
+    if values.shape != mask.shape[:1]:
         raise ValueError(
             f"rewards must be of shape {tuple(mask.shape[:1])}, one per row of response_mask; got "
-            f"{describe(rewards)}"
+            f"{describe(values)}"
         )
-    if rewards.isinf().any():
-        row = int(rewards.isinf().nonzero()[0])
-        raise ValueError(
-            f"rewards must be finite or missing (NaN); got {rewards[row]} in row {row}"
-        )
-    old = read_tokens("old_logprobs", old_logprobs.detach(), mask)
-    reference = read_tokens("ref_logprobs", ref_logprobs.detach(), mask)
-    return to_float(rewards.detach()) - beta * (old - reference).sum(dim=1)
+    old = read_tokens("old_logprobs", old_logprobs, mask)
+    reference = read_tokens("ref_logprobs", ref_logprobs, mask)
+    penalty = beta * (old - reference).sum(dim=1)
+    return (to_float(values).to(penalty.device) - penalty).detach()

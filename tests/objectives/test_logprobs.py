@@ -1,0 +1,160 @@
+"""Log-probs and entropy: what they are, and that they keep nothing they do not need."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.objectives import entropy, logprobs, policy_loss, token_logprobs
+
+
+@pytest.fixture(params=[1, 7, 2**24], ids=lambda size: f"slices of {size}")
+def slices(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Whatever the slices, one row at a time or all at once, the result is the same."""
+    monkeypatch.setattr(logprobs, "SLICE", request.param)
+    return request.param
+
+
+def example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(3, 5, 7, generator=generator, dtype=torch.float64)
+    ids = torch.randint(0, 7, (3, 5), generator=generator)
+    return logits.to(dtype).requires_grad_(), ids
+
+
+def plain(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """The textbook expression."""
+    table = torch.log_softmax(logits[:, :-1] / temperature, dim=-1)
+    return table.gather(-1, ids[:, 1:, None])[..., 0]
+
+
+def plain_entropy(logits: Tensor, temperature: float) -> Tensor:
+    table = torch.log_softmax(logits / temperature, dim=-1)
+    return -(table.exp() * table).sum(-1)
+
+
+def close(ours: Tensor, wanted: Tensor, atol: float = 1e-14, rtol: float = 1e-13) -> None:
+    torch.testing.assert_close(ours, wanted, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_token_logprobs_are_the_textbook_ones(slices: int, temperature: float) -> None:
+    logits, ids = example()
+    ours, wanted = (
+        token_logprobs(logits, ids, temperature=temperature),
+        plain(logits, ids, temperature),
+    )
+    assert ours.shape == (3, 4)
+    close(ours, wanted)
+    weight = torch.arange(12, dtype=torch.float64).view(3, 4) - 5
+    (one,) = torch.autograd.grad((ours * weight).sum(), logits)
+    (two,) = torch.autograd.grad((wanted * weight).sum(), logits)
+    close(one, two)
+    assert (one[:, -1] == 0).all()  # the last row is not used
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_entropy_is_the_textbook_one(slices: int, temperature: float) -> None:
+    logits, _ = example()
+    ours, wanted = entropy(logits, temperature=temperature), plain_entropy(logits, temperature)
+    assert ours.shape == (3, 5)
+    close(ours, wanted)
+    weight = torch.arange(15, dtype=torch.float64).view(3, 5) - 5
+    (one,) = torch.autograd.grad((ours * weight).sum(), logits)
+    (two,) = torch.autograd.grad((wanted * weight).sum(), logits)
+    close(one, two)
+
+
+def test_gradients_against_finite_differences() -> None:
+    logits, ids = example()
+    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, temperature=0.7), (logits,))
+    assert torch.autograd.gradcheck(lambda x: entropy(x, temperature=0.7), (logits,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_lower_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    logits, ids = example(dtype)
+    exact = logits.detach().double().requires_grad_()
+    step = torch.finfo(dtype).eps
+    for ours, wanted in (
+        (token_logprobs(logits, ids), plain(exact, ids, 1.0)),
+        (entropy(logits), plain_entropy(exact, 1.0)),
+    ):
+        assert ours.dtype == torch.float32
+        close(ours.double(), wanted, atol=2e-6, rtol=1e-6)
+        (one,) = torch.autograd.grad(ours.sum(), logits)
+        (two,) = torch.autograd.grad(wanted.sum(), exact)
+        assert one.dtype == dtype  # the gradient of a bfloat16 leaf is bfloat16
+        close(one.double(), two, atol=2e-6, rtol=max(step, 1e-5))
+
+
+def test_large_logits_keep_their_small_differences() -> None:
+    """log p near 0 beside logits of 10,000: logit minus logsumexp would round to a multiple of
+    0.001."""
+    logits = torch.tensor([[[1e4, 1e4 - 8.0], [0.0, 0.0]]])
+    ours = token_logprobs(logits, torch.tensor([[0, 0]]))
+    assert ours.item() == pytest.approx(-math.log1p(math.exp(-8.0)), rel=1e-3)
+
+
+def test_a_token_that_sampling_excludes() -> None:
+    """Top-k sets logits to -inf: probability 0, log-prob -inf, no NaN in entropy or gradient."""
+    logits = torch.tensor([[[0.0, 0.0, -math.inf], [0.0, 0.0, 0.0]]], requires_grad=True)
+    ours = token_logprobs(logits, torch.tensor([[0, 1]]))
+    assert ours.item() == pytest.approx(-math.log(2), abs=1e-7)
+    entropies = entropy(logits)
+    assert entropies[0].tolist() == pytest.approx([math.log(2), math.log(3)], abs=1e-6)
+    (gradient,) = torch.autograd.grad(ours.sum() + entropies.sum(), logits)
+    assert gradient[0, 0].tolist() == pytest.approx([-0.5, 0.5, 0.0], abs=1e-7)
+    assert token_logprobs(logits, torch.tensor([[0, 2]])).item() == -math.inf
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_garbage_in_the_logits_of_padding(slices: int, garbage: float) -> None:
+    """From the logits on, not only from the log-probs on: nothing of it arrives in the gradient."""
+    logits, ids = example()
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    unused = torch.cat([mask == 0, torch.ones(3, 1, dtype=torch.bool)], dim=1)
+    advantages = torch.tensor([1.0, -0.5, 2.0])
+    results = []
+    for fill in (0.0, garbage):
+        filled = logits.detach().masked_fill(unused[..., None], fill).requires_grad_()
+        scores = token_logprobs(filled, ids)
+        loss, _ = policy_loss(scores, scores, advantages, mask)
+        mean_entropy = torch.where(mask == 1, entropy(filled)[:, :-1], 0.0).sum()
+        (gradient,) = torch.autograd.grad(loss + mean_entropy, filled)
+        assert (gradient[unused] == 0).all()
+        results.append((loss.detach(), mean_entropy.detach(), gradient))
+    for clean, dirty in zip(*results, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+def test_the_graph_keeps_no_float32_copy_of_the_logits() -> None:
+    """What autograd saves for the backward pass is the logits themselves and a few (B, T) rows."""
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    logits = torch.zeros(4, 8, 1000, dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.zeros(4, 8, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        token_logprobs(logits, ids, temperature=0.7)
+        entropy(logits, temperature=0.7)
+    own = logits.untyped_storage().data_ptr()
+    copies = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() != own]
+    assert any(tensor.untyped_storage().data_ptr() == own for tensor in saved)
+    assert max(tensor.numel() for tensor in copies) <= ids.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_any_integer_dtype_of_ids(dtype: torch.dtype) -> None:
+    logits, ids = example()
+    assert torch.equal(token_logprobs(logits, ids.to(dtype)), token_logprobs(logits, ids))
+
+
+def test_entropy_of_one_distribution_and_of_none() -> None:
+    assert entropy(torch.zeros(8)).item() == pytest.approx(math.log(8), rel=1e-6)
+    assert entropy(torch.zeros(0, 3, 8)).shape == (0, 3)
