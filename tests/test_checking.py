@@ -68,7 +68,7 @@ def test_check_close_table(value, expected, tolerance, accepted):
     if accepted:
         assert check_close(value, expected, **tolerance) is None
     else:
-        with pytest.raises(CheckFailed, match="^shares "):
+        with pytest.raises(CheckFailed, match=r"^shares "):
             check_close(value, expected, name="shares", **tolerance)
 
 
@@ -93,7 +93,7 @@ def test_the_other_std_gets_a_hint_that_names_ddof():
     turns = {"this is the sample std (ddof=1)": centred / rewards.std(correction=1)}
     right = [1.73205081, -0.57735027, -0.57735027, -0.57735027]  # A06, ddof0
     check_close(centred / rewards.std(correction=0), right, wrong_turns=turns, atol=1e-3)
-    with pytest.raises(CheckFailed, match="group_advantage: .*ddof=1"):
+    with pytest.raises(CheckFailed, match=r"group_advantage: .*ddof=1"):
         check_close(
             torch.tensor([1.5, -0.5, -0.5, -0.5]),
             right,
@@ -168,7 +168,7 @@ def test_check_raises():
     check_raises(refuse, ValueError, mentions="Group")
     for call, says in [
         (lambda: 1, "raises nothing"),
-        (lambda: [][0], "IndexError .* ValueError is wanted"),
+        (lambda: [][0], "raises IndexError .* ValueError is wanted"),
     ]:
         with pytest.raises(CheckFailed, match=f"f {says}"):
             check_raises(call, ValueError, name="f")

@@ -154,6 +154,8 @@ def read_chapter(path: Path) -> Chapter:
             take_texts(current)
         if stated is not None:
             current.stated_points = stated
+    if is_open:
+        raise ChapterError(f"{path.name}: an {{exercise-start}} has no {{exercise-end}}")
     chapter = Chapter(path, title, setup, list(exercises.values()))
     check(chapter)
     return chapter

@@ -104,6 +104,10 @@ def _after(lines: list[str], start: int, name: str, where: str) -> int:
 def _directive(
     name: str, title: str, options: dict[str, str], body: list[str], where: str
 ) -> list[str]:
+    if name.startswith("exercise"):
+        raise MarkupError(
+            f"{where}: {{{name}}} inside another exercise ({{exercise-end}} missing?)"
+        )
     if name == "math":
         return ["", "$$", *body, "$$", ""]
     inner = to_markdown(body, where)

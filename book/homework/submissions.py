@@ -14,6 +14,7 @@ import ast
 import json
 import re
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from copy import deepcopy
@@ -102,7 +103,9 @@ def read_submission(path: Path) -> nbformat.NotebookNode:
     """Read a notebook that was handed in. Raises Unreadable with the reason."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
-        notebook = nbformat.reads(json.dumps(data), as_version=4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of copied cell ids; assemble gives new ones
+            notebook = nbformat.reads(json.dumps(data), as_version=4)
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(f"{path.name} cannot be read ({error})") from error
     except json.JSONDecodeError as error:
