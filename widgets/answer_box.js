@@ -176,17 +176,13 @@ function build({ body, words, language, change, extra }) {
   body.append(
     h("p", { class: "rw-prompt" }, say(extra("question"))),
     h(
-      "form",
-      {
-        class: "rw-row",
-        onsubmit: (event) => {
-          event.preventDefault();
-          checked = true;
-          change({ text: input.value });
-        },
-      },
+      "div",
+      { class: "rw-row" },
       h("label", { class: "rw-answer-label" }, words.answer, " ", input),
-      h("button", { type: "submit", class: "rw-button" }, words.check),
+      textEntry(input, words.check, (text) => {
+        checked = true;
+        change({ text });
+      }),
     ),
     help,
     live,

@@ -129,17 +129,11 @@ function build({ body, words, change, extra }) {
   const offered = buttonRow(words.offered, phrases, (i) => change({ phrase: phrases[i] }));
   const input = h("input", { type: "text", class: "rw-text", "aria-label": words.own, maxlength: 200 });
   const complaint = h("span", { role: "status", "aria-live": "polite", class: "rw-said" });
-  const form = h(
-    "form",
-    {
-      class: "rw-row",
-      onsubmit: (event) => {
-        event.preventDefault();
-        pick(input.value);
-      },
-    },
+  const entry = h(
+    "div",
+    { class: "rw-row" },
     input,
-    h("button", { type: "submit", class: "rw-button" }, words.use),
+    textEntry(input, words.use, pick),
     complaint,
   );
   const std = stdField(words, (ddof) => change({ ddof }));
@@ -157,7 +151,7 @@ function build({ body, words, change, extra }) {
   body.append(
     ...(question ? [h("p", { class: "rw-prompt" }, h("b", {}, `${words.question}: `), question)] : []),
     ...(phrases.length ? [offered.node] : []),
-    fieldset(words.own, form, h("small", {}, words.ownHint)),
+    fieldset(words.own, entry, h("small", {}, words.ownHint)),
     sentence,
     list,
     numberList(names.map(([name, label]) => [label, numbers[name]])),

@@ -23,12 +23,16 @@ const sharedLabels = {
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "g", "path", "line", "circle", "rect", "text", "tspan", "title"]);
+const KEY_TAGS = new Set(["button", "input", "summary"]);
 
 /** Make an element: h("button", { class: "x", onclick: f }, "text", child). */
 function h(tag, attributes = {}, ...children) {
   const node = SVG_TAGS.has(tag)
     ? document.createElementNS(SVG, tag)
     : document.createElement(tag);
+  // JupyterLab: keys pressed in a control are the control's, not shortcuts of the notebook.
+  if (KEY_TAGS.has(tag) || "tabindex" in attributes)
+    node.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined && value !== false)
@@ -140,6 +144,21 @@ function buttonRow(legend, labels, onPick) {
   };
 }
 
+/** The button of a text box: Enter in the box or a click hands the text to onEnter. No <form>: in
+ * JupyterLab its submit event was not seen to arrive. */
+function textEntry(input, label, onEnter) {
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.isComposing) return; // composing: Enter ends a syllable
+    event.preventDefault();
+    onEnter(input.value);
+  });
+  return h(
+    "button",
+    { type: "button", class: "rw-button", onclick: () => onEnter(input.value) },
+    label,
+  );
+}
+
 /** The switch that every group statistic has: divide the squares by G or by G - 1. */
 const stdLabels = {
   en: {
@@ -222,7 +241,6 @@ function startWidget(spec, { model, el }) {
       lang: language,
       "data-widget": spec.name,
       "aria-labelledby": titleId,
-      "data-lm-suppress-shortcuts": "true", // JupyterLab: keys typed here are not its shortcuts
     },
     h("header", { class: "rw-head" }, h("p", { class: "rw-title", id: titleId }, words.title), badge),
     body,
