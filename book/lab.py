@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from book.bootstrap import ROOT
 
@@ -18,9 +19,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", **first}
 
 
-def command(arguments: list[str]) -> list[str]:
+def command(arguments: list[str], root: Path = ROOT) -> list[str]:
     """How JupyterLab is started; `arguments` are its own (such as --no-browser)."""
-    line = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
+    line = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}"]
     line += ["--LabApp.default_url=/lab/tree/chapters"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         line.append("--allow-root")  # a container; on a laptop nobody is root
