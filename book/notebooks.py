@@ -14,11 +14,13 @@ from myst_nb.core.read import read_myst_markdown_notebook
 from book import pages
 
 INSTALL = """\
-# In Google Colab this installs the project; everywhere else it does nothing.
+# In Google Colab this fetches and installs the project; everywhere else it does nothing.
 import sys
 
 if "google.colab" in sys.modules:
-    %pip install -q "from-reward-to-policy[widgets] @ git+{url}@{branch}"
+    !git clone -q --depth 1 --branch {branch} {url} project
+    %pip install -q "./project[widgets]"
+    %cd -q project/chapters
     from google.colab import output
 
     output.enable_custom_widget_manager()
