@@ -99,7 +99,9 @@ def run_loop(
             optimizer.load_state_dict(saved["optimizer"])
             place.restore(saved)
         recorder.begin(place.step, saved["seconds"] if saved else 0.0)
-        boundary, moved = place.state(), False
+        boundary = place.state()
+        moved: list[bool] = []  # not empty: the weights are no longer those of the boundary
+        hook = optimizer.register_step_pre_hook(lambda *_: moved.append(True))
 
         def checkpoint() -> None:
             if path is not None:
@@ -115,10 +117,10 @@ def run_loop(
                 rate = learning_rate(place.step)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                moved = True
                 row, shown = one_step(place)
                 place.step += 1
-                boundary, moved = place.state(), False
+                boundary = place.state()
+                moved.clear()
                 recorder.add("metrics", {"step": place.step, **row, "learning_rate": rate})
                 last = place.step == steps
                 due = evaluate_every and (last or place.step % evaluate_every == 0)
@@ -144,6 +146,7 @@ def run_loop(
             recorder.describe("failed")
             raise
         finally:
+            hook.remove()
             bar.close()
         if not moved:
             checkpoint()
@@ -219,6 +222,12 @@ def check_positive(**values: float) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise ValueError(f"{name}: found {value!r}; wanted a finite number above 0")
+
+
+def check_final(final_learning_rate: float) -> None:
+    """ValueError unless it is a share of the first learning rate."""
+    if not isinstance(final_learning_rate, int | float) or not 0 <= final_learning_rate <= 1:
+        raise ValueError(f"final_learning_rate: found {final_learning_rate!r}; wanted 0 to 1")
 
 
 def check_folder(out: Any, resume: bool) -> None:

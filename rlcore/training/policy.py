@@ -24,6 +24,7 @@ from rlcore.training.loop import (
     NonFiniteError,
     Place,
     apply_gradient,
+    check_final,
     check_folder,
     check_positive,
     check_whole,
@@ -81,17 +82,23 @@ def train_policy(
     population std), frac_reward_zero_std (share of all-equal groups), entropy (nats per token, of
     the distribution sampled from), kl (k3 estimate per token of KL(policy || start), with the
     tokens sampled; only with a reference), length, truncated (share), missing_rewards,
-    verifier_errors, rows_used, loss and the statistics of `policy_loss` (mean over the updates of
-    the step), grad_norm, learning_rate; with several updates per batch also `updates`, a list.
+    verifier_errors, rows_used, loss and the statistics of `policy_loss` (over the rows used, where
+    there are any; mean over the updates of the step), grad_norm, learning_rate; with several
+    updates per batch also `updates`, a list.
     """
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
-    check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=micro_batch_size or 1)
+    check_whole(
+        1,
+        updates_per_batch=updates_per_batch,
+        micro_batch_size=1 if micro_batch_size is None else micro_batch_size,
+    )
     check_whole(2, group_size=group_size)
     check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_whole(0, samples_every=samples_every)
     check_positive(
         learning_rate=learning_rate, max_grad_norm=max_grad_norm, temperature=temperature
     )
+    check_final(final_learning_rate)
     check_folder(out, resume)
     model.to(choose_device(device))
     in_loss = algorithm.kl == "loss" and algorithm.beta > 0
@@ -154,6 +161,10 @@ def train_policy(
         used = known & (advantages != 0) if skip_zero_advantages and not in_loss else known
         token_mean = algorithm.aggregation == "token_mean"
         total = int(mask[known].sum()) if token_mean else int(known.sum())
+        # The statistics of the loss are means over tokens, or over responses with one ratio each.
+        weight = (
+            mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
+        )
         chunks = used.nonzero()[:, 0].split(micro_batch_size or len(used))
         old: dict[int, Tensor] = {}
         updates = []
@@ -182,9 +193,9 @@ def train_policy(
                 )
                 loss.backward()
                 update["loss"] += loss.item()
+                part = int(weight[rows].sum()) / int(weight[used].sum())
                 for name, value in stats.items():
-                    share = len(rows) / int(used.sum())
-                    update[name] = update.get(name, 0.0) + share * float(value)
+                    update[name] = update.get(name, 0.0) + part * float(value)
             tensors = {**vars(samples), "reward": reward, "advantages": advantages}
             update["grad_norm"] = apply_gradient(
                 model, optimizer, update["loss"], max_grad_norm, tensors

@@ -20,6 +20,7 @@ from rlcore.training.loop import (
     NonFiniteError,
     Place,
     apply_gradient,
+    check_final,
     check_folder,
     check_positive,
     check_whole,
@@ -64,6 +65,7 @@ def train_sft(
     check_whole(1, steps=steps, batch_size=batch_size, evaluate_n=evaluate_n)
     check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    check_final(final_learning_rate)
     check_folder(out, resume)
     model.to(choose_device(device))
     parameters = [p for p in model.parameters() if p.requires_grad]

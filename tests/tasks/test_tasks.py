@@ -1,4 +1,4 @@
-"""Tasks: splits that never meet, demonstrations of the stated mixture, verifiers that never fall."""
+"""Tasks: splits that never meet, demonstrations as stated, verifiers that never fall."""
 
 from __future__ import annotations
 
