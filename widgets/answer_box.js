@@ -5,7 +5,7 @@ const MOST_CHARACTERS = 100;
 
 const labels = {
   en: {
-    title: "Check your answer",
+    title: "Check yourself",
     browser: "checked in the browser",
     rlcore: "checked by Python",
     answer: "Your answer",
@@ -30,7 +30,7 @@ const labels = {
     },
   },
   ko: {
-    title: "답 확인하기",
+    title: "스스로 확인하기",
     browser: "브라우저에서 확인",
     rlcore: "파이썬에서 확인",
     answer: "나의 답",

@@ -179,6 +179,7 @@ function build({ body, words, change }) {
       cards.push(makeCard(cards.length));
       grid.append(cards[cards.length - 1].node);
     }
+    grid.classList.toggle("rw-many", count > 16);
     const largest = Math.max(1, ...values.advantages.map(Math.abs));
     cards.forEach((card, i) => {
       const a = values.advantages[i];

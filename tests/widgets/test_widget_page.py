@@ -252,6 +252,14 @@ def test_every_control_has_a_name(open_page: OpenPage) -> None:
         assert named == controls
 
 
+def test_keys_in_a_control_are_no_shortcuts_of_jupyterlab(open_page: OpenPage) -> None:
+    """JupyterLab asks the element that has the focus, before those around it."""
+    bare = """() => [...document.querySelectorAll("[data-widget] *")]
+      .filter((e) => e.tabIndex >= 0 && !e.hasAttribute("data-lm-suppress-shortcuts"))
+      .map((e) => e.outerHTML.slice(0, 99))"""
+    assert open_page().evaluate(bare) == []
+
+
 def test_keyboard_alone_is_enough(open_page: OpenPage) -> None:
     page = open_page()
     group, rare = widget(page, "GroupAdvantage"), widget(page, "RareSuccess")
