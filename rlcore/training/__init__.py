@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlcore.training.loop import NonFiniteError
 from rlcore.training.policy import train_policy
 from rlcore.training.recipes import RECIPES, Recipe, recipe, row, sft_start
-from rlcore.training.record import Run, read_run
+from rlcore.training.record import Run, read_records, read_run
 from rlcore.training.sft import train_sft
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "NonFiniteError",
     "Recipe",
     "Run",
+    "read_records",
     "read_run",
     "recipe",
     "row",

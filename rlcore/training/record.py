@@ -121,6 +121,33 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     )
 
 
+def read_records(folder: str | os.PathLike[str]) -> dict[str, list[Run]]:
+    """The recorded runs of a chapter, name of the variant -> its seeds in order.
+
+    A record is what `python -m book record` keeps of a run: one JSON file per variant and seed,
+    with the metrics by column. Raises ValueError when the folder holds none.
+    """
+    runs: dict[str, list[Run]] = {}
+    for path in sorted(Path(folder).glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        run = Run(
+            settings=record["settings"],
+            metrics=_rows(record["metrics"]),
+            evaluations=_rows(record["evaluations"]),
+            finished=True,
+            seconds=record["seconds"],
+            out=path,
+        )
+        runs.setdefault(record["name"], []).append(run)
+    if not runs:
+        raise ValueError(f"folder: {str(folder)!r} holds no recorded run")
+    return {name: sorted(seeds, key=lambda r: r.settings["seed"]) for name, seeds in runs.items()}
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Command, versions, device, threads and commit: what a rerun needs to know."""
     import transformers
@@ -134,10 +161,23 @@ def surroundings(device: torch.device) -> dict[str, Any]:
             "transformers": transformers.__version__,
         },
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "machine": platform.machine(),
+        "cpu": processor(),
         "threads": torch.get_num_threads(),
         "commit": commit(),
     }
+
+
+def processor() -> str:
+    """The processor and the instructions that torch uses: other ones may give other last bits."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def commit() -> str | None:
