@@ -37,7 +37,7 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
        2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
 # Text stays text, so that it can be searched and read aloud; ids do not change from run to run.
-SVG = {"svg.hashsalt": "rlcore", "svg.fonttype": "none"}
+SVG: Any = {"svg.hashsalt": "rlcore", "svg.fonttype": "none"}
 
 Curve = tuple[Sequence[int], Sequence[float]]
 
