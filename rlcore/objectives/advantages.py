@@ -12,7 +12,7 @@ The same everywhere in this file:
 - Statistics are computed in float64.  The result is float64 for float64 rewards (and for lists),
   else float32, and carries no gradient.
 - If all rewards of a group are equal, its advantages are exactly 0, in every dtype and for every
-  setting: equality is tested on the rewards, since a mean of equal numbers can miss them by a bit.
+  setting (a mean of equal numbers can miss them by a bit: see _centre).
 """
 
 import math
@@ -104,8 +104,7 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
     The share is TRL's frac_reward_zero_std.  Errors: the top of this file.
     """
     reward, _, member, _ = _read_groups(rewards, group_ids)
-    lowest, highest = _range(reward, member)
-    equal = highest <= lowest
+    equal = -_lowest(-reward, member) <= _lowest(reward, member)  # highest <= lowest
     ids = torch.as_tensor(group_ids).unique(sorted=True).to(equal.device)
     return EqualGroups(ids, equal, equal.double().mean())
 
@@ -182,18 +181,17 @@ def _std(values: Tensor, member: Tensor, ddof: int) -> Tensor:
     return largest * (unit.square().sum(dim=1) / (member.sum(dim=1) - ddof).clamp(min=1)).sqrt()
 
 
-def _range(reward: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """(B,), (P, B) -> lowest and highest reward (P,); inf and -inf for a group without any."""
-    lowest = torch.where(member, reward, math.inf).amin(dim=1)
-    highest = torch.where(member, reward, -math.inf).amax(dim=1)
-    return lowest, highest
+def _lowest(reward: Tensor, member: Tensor) -> Tensor:
+    """(B,), (P, B) -> (P,); inf for a group without any reward."""
+    return torch.where(member, reward, math.inf).amin(dim=1)
 
 
 def _centre(reward: Tensor, group: Tensor, member: Tensor) -> Tensor:
-    """R^(g) - mean R, (B,).  Exactly 0 where the reward is missing or all of the group are equal,
-    by comparison.  Measured from the lowest of the group, which keeps small differences exact."""
-    lowest, highest = _range(reward, member)
-    above = reward - lowest[group]
-    differs = member.any(dim=0) & (highest > lowest)[group]
-    above = torch.where(differs, above, 0.0)
-    return torch.where(differs, above - _mean(above, member)[group], 0.0)
+    """R^(g) - mean R, (B,); 0 where the reward is missing.
+
+    Rewards are measured from the lowest of their group first.  That changes no difference, keeps
+    small ones exact, and makes an all-equal group a group of zeros, whatever rounding would do to
+    its mean."""
+    known = member.any(dim=0)
+    above = torch.where(known, reward - _lowest(reward, member)[group], 0.0)
+    return torch.where(known, above - _mean(above, member)[group], 0.0)

@@ -18,7 +18,12 @@ from rlcore.algorithms import (
     compute_advantages,
     compute_loss,
 )
-from rlcore.objectives import kl_penalized_rewards, leave_one_out_advantages
+from rlcore.objectives import (
+    group_advantages,
+    kl_penalized_rewards,
+    leave_one_out_advantages,
+    policy_loss,
+)
 
 NAN = float("nan")
 
@@ -104,6 +109,59 @@ def test_other_rows_do_not_look_at_the_reference(row: algorithms.Algorithm) -> N
         row, REWARDS, IDS, old_logprobs=OLD, ref_logprobs=REF, response_mask=MASK
     )
     assert torch.equal(ours, compute_advantages(row, REWARDS, IDS))
+
+
+def test_a_row_passes_on_all_that_it_says() -> None:
+    """Every field away from its default arrives in the objectives, and so does every argument."""
+    row = replace(
+        GRPO,
+        ddof=1,
+        eps=0.5,
+        ratio_level="sequence",
+        epsilon_low=0.01,
+        epsilon_high=0.02,
+        aggregation="token_mean",
+        kl_estimator="k2",
+        kl_importance_weighted=True,
+        beta=0.7,
+    )
+    wanted = group_advantages(REWARDS, IDS, ddof=1, eps=0.5)
+    assert torch.equal(compute_advantages(row, REWARDS, IDS), wanted)
+
+    mask = MASK * torch.tensor([[1], [1], [0], [1]])  # the missing row is left out
+    new = OLD + torch.tensor([[0.1, 0.3], [-0.2, 0.0], [0.0, 0.0], [0.4, -0.1]])
+    ours, stats = compute_loss(
+        row, new, OLD, wanted, mask, ref_logprobs=REF, total=11, allow_empty=True, constant=9
+    )
+    loss, expected = policy_loss(
+        new,
+        OLD,
+        wanted,
+        mask,
+        ratio_level="sequence",
+        epsilon_low=0.01,
+        epsilon_high=0.02,
+        aggregation="token_mean",
+        ref_logprobs=REF,
+        beta=0.7,
+        kl_estimator="k2",
+        kl_importance_weighted=True,
+        total=11,
+        allow_empty=True,
+    )
+    assert torch.equal(ours, loss)
+    assert stats == expected
+    plain, _ = compute_loss(
+        replace(row, kl="none", beta=0.0), new, OLD, wanted, mask, total=11, allow_empty=True
+    )
+    assert plain != loss
+
+
+def test_a_kl_term_in_the_reward_is_not_in_the_loss_too() -> None:
+    new = torch.where(MASK == 1, OLD, 0.0)
+    with_reference, _ = compute_loss(RLOO, new, OLD, torch.ones(4), MASK, ref_logprobs=REF)
+    without, _ = compute_loss(RLOO, new, OLD, torch.ones(4), MASK)
+    assert with_reference == without
 
 
 def test_the_kl_is_measured_where_it_is_not_in_the_loss() -> None:

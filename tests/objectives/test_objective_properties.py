@@ -535,6 +535,7 @@ def test_extreme_log_ratios_stay_finite() -> None:
         (0.7, 1.0, 0, 0, True),
         (1.1, 1.0, 0, 0, True),
         (1.3, 0.0, 0, 0, False),
+        (0.7, 0.0, 0, 0, False),
     ],
 )
 def test_the_clip_and_its_statistics(
@@ -553,6 +554,62 @@ def test_the_clip_and_its_statistics(
     for value in stats.values():
         assert value.shape == ()
         assert not value.requires_grad
+
+
+def test_the_statistics_of_a_ratio_per_response() -> None:
+    """One response of one token is clipped, one of three is not: a share of 1/2, not of 1/4."""
+    ratio = torch.tensor([[1.5, 0.0, 0.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    mask, advantages = torch.tensor([[1, 0, 0], [1, 1, 1]]), torch.tensor([1.0, 1.0])
+    new = torch.where(mask == 1, ratio, 1.0).log()
+    for level in ("sequence", "sequence_sum"):
+        _, stats = policy_loss(new, torch.zeros(2, 3), advantages, mask, ratio_level=level)
+        assert stats["clip_ratio/high_mean"].item() == pytest.approx(0.5, abs=1e-15)
+        assert stats["ratio_mean"].item() == pytest.approx(1.25, abs=1e-15)
+    _, stats = policy_loss(new, torch.zeros(2, 3), advantages, mask)
+    assert stats["clip_ratio/high_mean"].item() == pytest.approx(0.25, abs=1e-15)
+    assert stats["ratio_mean"].item() == pytest.approx(4.5 / 4, abs=1e-15)
+
+
+def test_reinforce_clips_nothing() -> None:
+    new = torch.tensor([[1.0]])
+    _, stats = policy_loss(
+        new, torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1), surrogate="reinforce"
+    )
+    assert stats["clip_ratio/region_mean"] == 0
+    assert stats["ratio_mean"].item() == pytest.approx(math.e)
+
+
+def test_what_padded_slots_hold() -> None:
+    new, old = torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor([[-2.0, -1.5, -1.0]])
+    mask = torch.tensor([[1, 1, 0]])
+    for level in RATIO_LEVELS:
+        ratio = importance_ratio(new, old, mask, level=level)
+        assert ratio[0, 2] == 1
+        assert (ratio[0, :2] != 1).all()
+    for name in KL_ESTIMATORS:
+        assert kl_per_token(new, old, mask, estimator=name)[0, 2] == 0
+
+
+def test_the_gradient_flows_through_the_policy_only() -> None:
+    """Not through pi_old, pi_ref or A, also when they come from a graph."""
+    new, old, ref = (torch.full((2, 2), -value, requires_grad=True) for value in (1.0, 1.1, 1.2))
+    advantages, mask = torch.tensor([1.0, -1.0], requires_grad=True), torch.ones(2, 2)
+    for weighted in (False, True):
+        loss, _ = policy_loss(
+            new,
+            old,
+            advantages,
+            mask,
+            ref_logprobs=ref,
+            beta=0.1,
+            kl_importance_weighted=weighted,
+        )
+        loss.backward()
+        assert new.grad is not None
+        assert old.grad is ref.grad is advantages.grad is None
+    for name in KL_ESTIMATORS:
+        kl_per_token(new, ref, mask, estimator=name).sum().backward()
+    assert ref.grad is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
