@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from rlcore import models, training
 from rlcore.tasks import SORT, Task
@@ -36,17 +38,24 @@ def make() -> Callable[..., tuple[Any, Any]]:
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """start(task, seed) -> the folder of the SFT start by its recipe, made once per test run."""
-    made: dict[tuple[str, int], Path] = {}
+    """start(task, seed) -> the SFT start by the task's recipe, made once for all processes."""
+    base = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        base = base.parent  # the folder that the processes of one run have in common
 
     def build(task: str, seed: int) -> Path:
-        if (task, seed) not in made:
-            folder = tmp_path_factory.mktemp("start") / f"{task}-{seed}"
-            recipe = training.recipe(task)
-            training.sft_start(
-                recipe, seed=seed, out=folder, progress=False, threads=1, device="cpu"
-            )
-            made[task, seed] = folder / "model"
-        return made[task, seed]
+        folder = base / f"start-{task}-{seed}"
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "model").exists():
+                training.sft_start(
+                    training.recipe(task),
+                    seed=seed,
+                    out=folder,
+                    resume=True,
+                    progress=False,
+                    threads=1,
+                    device="cpu",
+                )
+        return folder / "model"
 
     return build

@@ -1,0 +1,135 @@
+"""`python -m book record`: every run of an experiment once, with its provenance."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from book import record
+
+SMALL = "--n 8 --prompts-per-step 4 --group-size 4 --threads 1 --device cpu"
+EXPERIMENT = f"""
+seeds = [0, 1]
+shared = "--threads 1 --device cpu"
+
+[[start]]
+name = "sort"
+command = "train sft --task sort --size nano --sft-steps 3 --sft-batch-size 4"
+
+[[variant]]
+name = "sort/grpo"
+start = "sort"
+command = "train grpo --task sort --steps 6 {SMALL}"
+
+[[variant]]
+name = "sort/rloo"
+start = "sort"
+seeds = [1]
+command = "train rloo --task sort --steps 6 {SMALL}"
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    """An experiment of its own, outside the chapters."""
+    monkeypatch.setattr(record, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(record, "WORK", tmp_path / "work")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "trial.toml").write_text(EXPERIMENT, encoding="utf-8")
+    return tmp_path
+
+
+def test_jobs_of_an_experiment(place: Path) -> None:
+    starts, variants = record.read_experiment(place / "runs" / "trial.toml")
+    assert [job.file for job in starts] == ["sort.0", "sort.1"]
+    assert [job.file for job in variants] == ["sort.grpo.0", "sort.grpo.1", "sort.rloo.1"]
+    words = variants[0].arguments(Path("w"))
+    assert words[:2] == ["train", "grpo"]
+    assert words[-8:] == [
+        "--seed", "0", "--out", str(Path("w/runs/sort.grpo.0")),
+        "--start", str(Path("w/starts/sort.0/model")), "--resume", "--quiet",
+    ]  # fmt: skip
+    # What a reader can run: no folder of this machine, no start that only this machine has.
+    assert variants[0].retold() == (
+        f"python -m rlcore train grpo --task sort --steps 6 {SMALL} --threads 1 --device cpu "
+        "--seed 0 --out runs/sort.grpo.0"
+    )
+
+
+def test_records_resumes_and_reports(place: Path, monkeypatch, capsys) -> None:
+    assert record.main(["trial", "--jobs", "2"]) == 0
+    files = sorted((place / "runs" / "trial").iterdir())
+    assert [file.name for file in files] == [
+        f"sort.{n}.json" for n in ("grpo.0", "grpo.1", "rloo.1")
+    ]
+    text = json.loads(files[0].read_text("utf-8"))
+    assert text["name"] == "sort/grpo"
+    assert text["settings"]["seed"] == 0
+    assert text["settings"]["method"] == "grpo"
+    assert text["threads"] == 1
+    assert len(text["metrics"]["reward"]) == 6
+    assert text["head"]["step"] == [1, 2, 3, 4, 5]
+    assert text["evaluations"]["step"] == [0, 6]
+    whole = [
+        json.loads(line)
+        for line in (place / "work/trial/runs/sort.grpo.0/metrics.jsonl").read_text().splitlines()
+    ]
+    assert text["head"]["loss"] == [row["loss"] for row in whole[:5]]
+    assert text["metrics"]["entropy"] == pytest.approx([r["entropy"] for r in whole], rel=1e-3)
+
+    # The second time nothing is trained; a record of a variant that is gone is removed.
+    monkeypatch.setattr(record.subprocess, "run", lambda *a, **k: pytest.fail("trained again"))
+    before = [file.read_bytes() for file in files]
+    (place / "runs" / "trial" / "sort.old.0.json").write_text("{}", encoding="utf-8")
+    assert record.main(["trial"]) == 0
+    assert [file.read_bytes() for file in sorted((place / "runs" / "trial").iterdir())] == before
+    assert "trial: 3/3 sort.rloo.1" in capsys.readouterr().out
+
+
+def test_a_failed_run_is_reported_and_not_recorded(place: Path, capsys) -> None:
+    source = place / "runs" / "trial.toml"
+    bad = EXPERIMENT.replace("train rloo --task sort", "train rloo --task chess")
+    source.write_text(bad, encoding="utf-8")
+    assert record.main(["trial"]) == 1
+    seen = capsys.readouterr()
+    assert "sort.rloo.1: exit 2: rlcore: error: task: found 'chess'" in seen.err
+    names = {file.name for file in (place / "runs" / "trial").iterdir()}
+    assert names == {"sort.grpo.0.json", "sort.grpo.1.json"}
+
+
+def test_bad_arguments(place: Path, capsys) -> None:
+    assert record.main(["nothing"]) == 2
+    assert "experiment: found 'nothing'; there are: trial" in capsys.readouterr().err
+    source = place / "runs" / "trial.toml"
+    source.write_text(EXPERIMENT.replace('start = "sort"', 'start = "none"', 1), encoding="utf-8")
+    assert record.main(["trial"]) == 2
+    assert "start: found 'none'" in capsys.readouterr().err
+    for words in (["trial", "--jobs", "0"], ["trial", "--jobs", "x"]):
+        with pytest.raises(SystemExit) as stopped:
+            record.main(words)
+        assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (0.123456, 0.1235),
+        (1.0, 1),
+        (3, 3),
+        (None, None),
+        (1e-9, 0),
+        (-0.98765, -0.9877),
+        (2e5, 200000),
+    ],
+)
+def test_rounding(value, kept) -> None:
+    assert record.rounded(value) == kept
+
+
+def test_book_record_does_not_import_rlcore() -> None:
+    code = "import sys, book.record; sys.exit(any(m.startswith('rlcore') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,183 @@
+"""`python -m rlcore`: does what the notebook does, and says in one line what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import torch
+
+from rlcore import models, training
+from rlcore.__main__ import main
+from rlcore.training import read_run, recipe, row, sft_start, train_policy
+
+SMALL = ["--sft-steps", "6", "--sft-batch-size", "8", "--steps", "3", "--prompts-per-step", "4",
+         "--group-size", "4", "--size", "nano", "--n", "16", "--threads", "1", "--device", "cpu",
+         "--quiet"]  # fmt: skip
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlcore", *map(str, words)],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+def test_the_command_is_the_notebook_bit_for_bit(tmp_path) -> None:
+    """The chapter's three lines, and the command in a process of its own: the same weights."""
+    setup = recipe(
+        "sort",
+        size="nano",
+        sft_steps=6,
+        sft_batch_size=8,
+        steps=3,
+        prompts_per_step=4,
+        group_size=4,
+    )
+    model, tokenizer, task, sft_run = sft_start(
+        setup, seed=1, progress=False, threads=1, device="cpu"
+    )
+    run = train_policy(
+        model, tokenizer, task, row("grpo"), **setup.policy_settings(), seed=1, progress=False,
+        threads=1, device="cpu",
+    )  # fmt: skip
+    out = tmp_path / "run"
+    done = command("train", "grpo", "--task", "sort", "--seed", "1", "--out", out, *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "finished after 3 steps" in done.stdout
+    assert "step 0: held-out accuracy: greedy 0.0" in done.stdout
+    loaded, _ = models.load(out / "model", device="cpu")
+    for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a, b)
+    recorded = read_run(out)
+    assert recorded.metrics == run.metrics
+    assert read_run(out / "start").metrics == sft_run.metrics
+    assert recorded.settings["seed"] == 1
+
+    described = json.loads((out / "run.json").read_text("utf-8"))
+    assert described["command"].startswith("python -m rlcore train grpo --task sort --seed 1")
+    assert described["threads"] == 1
+    assert described["device"] == "cpu"
+    assert described["versions"]["torch"] == torch.__version__
+    assert set(described) >= {"commit", "cpu", "seconds", "settings", "status"}
+
+
+def test_start_resume_and_evaluate(tmp_path, capsys) -> None:
+    """--start gives the same bits as the command's own SFT; --resume does nothing twice."""
+    whole, start, parts = tmp_path / "whole", tmp_path / "start", tmp_path / "parts"
+    small = [*SMALL]
+    policy = small[4:10] + small[12:]
+    common = ["--task", "robot", "--seed", "2"]
+    assert main(["train", "rloo", *common, "--out", str(whole), *small]) == 0
+    assert main(["train", "sft", *common, "--out", str(start), *small[:4], *small[10:]]) == 0
+    own = ["--start", str(start / "model"), "--out", str(parts)]
+    assert main(["train", "rloo", *common, *own, *policy]) == 0
+    texts = [(path / "model" / "model.safetensors").read_bytes() for path in (whole, parts)]
+    assert texts[0] == texts[1]
+
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.jsonl")}
+    capsys.readouterr()
+    assert main(["train", "rloo", *common, "--out", str(whole), *small, "--resume"]) == 0
+    assert "finished after 3 steps" in capsys.readouterr().out
+    assert read_run(whole).metrics == read_run(parts).metrics
+    assert before.keys() == {path: 0 for path in whole.rglob("*.jsonl")}.keys()
+
+    assert main(["evaluate", *common, "--model", str(whole / "model"), "--n", "16"]) == 0
+    assert "held-out accuracy: greedy 0." in capsys.readouterr().out
+
+
+def test_lists(capsys) -> None:
+    assert main(["tasks"]) == 0
+    out = capsys.readouterr().out
+    for name in ("sort\n", "sort-unseen\n", "robot\n", "Good for: "):
+        assert name in out
+    assert main(["algorithms"]) == 0
+    out = capsys.readouterr().out
+    for name in ("grpo: GRPO.", "rloo:", "reinforce:", "dr-grpo:", "Worth more than what?"):
+        assert name in out
+
+
+GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "ppo", "--task", "sort", "--out", "OUT"], "algorithm must be one of .*grpo"),
+        (
+            ["train", "grpo", "--task", "chess", "--out", "OUT"],
+            "task: found 'chess'; wanted one of",
+        ),
+        (["train", "grpo", "--out", "OUT"], "required: --task"),
+        (["train", "grpo", "--task", "sort"], "required: --out"),
+        ([*GOOD, "--size", "7B"], "size: found '7B'; wanted one of nano"),
+        ([*GOOD, "--steps", "0"], "steps: found 0"),
+        ([*GOOD, "--steps", "many"], "--steps: invalid int value: 'many'"),
+        ([*GOOD, "--learning-rate", "-1"], "learning_rate: found -1.0"),
+        ([*GOOD, "--learning-rate", "nan"], "learning_rate: found nan"),
+        ([*GOOD, "--group-size", "1"], "group_size: found 1; wanted .* at least 2"),
+        ([*GOOD, "--seed", "-1"], "seed: found -1"),
+        ([*GOOD, "--beta", "-1"], "beta"),
+        ([*GOOD, "--beta", "x"], "--beta: invalid"),
+        ([*GOOD, "--temperature", "0"], "temperature: found 0.0"),
+        ([*GOOD, "--threads", "0"], "threads: found 0"),
+        ([*GOOD, "--device", "tpu"], "device: "),
+        ([*GOOD, "--n", "0"], "n: found 0"),
+        ([*GOOD, "--start", "nowhere"], "--size has no meaning with --start"),
+        (
+            ["train", "grpo", "--task", "sort", "--out", "OUT", "--start", "no"],
+            "not a model folder",
+        ),
+        (
+            ["train", "sft", "--task", "sort", "--out", "OUT", "--steps", "3"],
+            "--steps has no meaning",
+        ),
+        (["evaluate", "--task", "sort", "--model", "nowhere"], "is not a model folder"),
+        (["evaluate", "--task", "sort"], "required: --model"),
+        (["fly"], "invalid choice: 'fly'"),
+        ([], "required"),
+    ],
+)
+def test_bad_values_are_one_line_and_status_2(words, message: str, tmp_path, capsys) -> None:
+    words = [str(tmp_path / "run") if word == "OUT" else word for word in words]
+    try:
+        status = main(words)
+    except SystemExit as stopped:  # argparse
+        status = stopped.code
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.count("\n") == 1
+    import re
+
+    assert re.search(message, error), error
+
+
+def test_a_folder_in_use_is_refused_before_any_training(tmp_path, capsys) -> None:
+    out = ["--out", str(tmp_path)]
+    assert main(["train", "grpo", "--task", "sort", *out, *SMALL]) == 0
+    assert main(["train", "grpo", "--task", "sort", *out, *SMALL]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_start_of_another_task_is_an_error(tmp_path, capsys) -> None:
+    model = tmp_path / "m"
+    tokenizer = models.build_tokenizer("ab")
+    models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, model)
+    words = ["train", "grpo", "--task", "sort", "--out", str(tmp_path / "r"), "--start", str(model)]
+    assert main([*words, "--quiet"]) == 2
+    assert "characters without a token" in capsys.readouterr().err
+
+
+def test_recipes_are_complete_and_changes_are_checked() -> None:
+    from rlcore.tasks import TASKS
+
+    assert set(training.RECIPES) == set(TASKS)
+    changed = recipe("sort", steps=7)
+    assert changed.policy_settings()["steps"] == 7
+    with pytest.raises(ValueError, match="recipe: no setting stepz; wanted one of task, size"):
+        recipe("sort", stepz=7)
+    names = {field.name for field in fields(changed)}
+    assert {"steps", "learning_rate", "group_size", "prompts_per_step"} <= names

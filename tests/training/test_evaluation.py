@@ -1,0 +1,69 @@
+"""Held-out accuracy and its standard error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlcore.evaluation import evaluate
+
+
+def test_means_and_standard_errors(coin, make) -> None:
+    model, tokenizer = make()
+    seen: list[tuple[str, float]] = []
+
+    def verify(problem: str, response: str) -> float:
+        reward = coin.verify(problem, response)
+        seen.append((problem, reward))
+        return reward
+
+    task = replace(coin, verify=verify)
+    result = evaluate(model, tokenizer, task, n=40, samples_per_prompt=3, prompts_per_batch=7)
+    greedy = torch.tensor([reward for _, reward in seen[:40]])
+    sampled = torch.tensor([reward for _, reward in seen[40:]]).view(40, 3).mean(1)
+    assert [problem for problem, _ in seen[:40]] == task.prompts("held-out", 40)
+    assert result["greedy"] == pytest.approx(float(greedy.mean()))
+    assert result["sampled"] == pytest.approx(float(sampled.mean()))
+    assert result["greedy_se"] == pytest.approx(float(greedy.std() / 40**0.5), rel=1e-5)
+    assert result["sampled_se"] == pytest.approx(float(sampled.std() / 40**0.5), rel=1e-5)
+    assert 1 <= result["mean_length"] <= task.max_new_tokens
+    assert 0 <= result["truncated"] <= 1
+    assert result["missing"] == 0
+    assert result["n"] == 40
+
+
+def test_same_seed_same_result_and_nothing_is_changed(coin, make) -> None:
+    model, tokenizer = make()
+    model.train()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = evaluate(model, tokenizer, coin, n=30)
+    assert first == evaluate(model, tokenizer, coin, n=30)
+    assert first != evaluate(model, tokenizer, coin, n=30, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+def test_missing_rewards_are_left_out_and_counted(coin, make) -> None:
+    task = replace(coin, verify=lambda p, r: None if sum(map(ord, r)) % 3 else 1.0)
+    result = evaluate(*make(), task, n=50)
+    assert result["sampled"] == result["greedy"] == 1.0
+    assert 0 < result["missing"] < 100
+    with pytest.raises(ValueError, match="the verifier of 'coin' rated no response"):
+        evaluate(*make(), replace(coin, verify=lambda p, r: None), n=5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"split": "test"}, "split: found 'test'"),
+        ({"n": 0}, "n: found 0"),
+        ({"samples_per_prompt": 0}, "group_size: found 0"),
+        ({"temperature": 0}, "temperature: found 0"),
+    ],
+)
+def test_bad_input(change: dict, message: str, coin, make) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(*make(), coin, **{"n": 4, **change})
