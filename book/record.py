@@ -31,6 +31,8 @@ METRICS = (
     "step",
     "reward",
     "frac_reward_zero_std",
+    "advantage_min",
+    "advantage_max",
     "entropy",
     "kl",
     "length",

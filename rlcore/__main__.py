@@ -7,10 +7,11 @@ same number of threads the weights come out the same, bit for bit.
 from __future__ import annotations
 
 import argparse
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 EXAMPLES = """examples:
   python -m rlcore train grpo --task sort --seed 0 --out runs/sort-grpo-0
@@ -45,7 +46,15 @@ def train(options: argparse.Namespace) -> int:
     policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
     sft_names = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
     if options.algorithm == "sft":
-        _refuse(options, "sft", *policy_names, "start", "updates_per_batch", "evaluate_every")
+        _refuse(
+            options,
+            "sft",
+            *policy_names,
+            "start",
+            "updates_per_batch",
+            "evaluate_every",
+            "advantages",
+        )
     if options.start is not None:
         _refuse(options, "--start", *sft_names)
     names = (*sft_names, *policy_names)
@@ -61,6 +70,7 @@ def train(options: argparse.Namespace) -> int:
         return _report(training.sft_start(recipe, seed=options.seed, out=options.out, **shared)[3])
 
     row = training.row(options.algorithm, beta=options.beta)
+    function = _function(options.advantages)
     check_folder(options.out, options.resume)
     if options.start is not None:
         model, tokenizer = models.load(options.start, device=options.device)
@@ -82,6 +92,7 @@ def train(options: argparse.Namespace) -> int:
         updates_per_batch=options.updates_per_batch or 1,
         temperature=options.temperature,
         measure_kl=options.measure_kl,
+        advantage_function=function,
         evaluate_every=options.evaluate_every or recipe.steps,
         evaluate_n=options.n,
         out=options.out,
@@ -178,6 +189,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--measure-kl", action="store_true", help="record the KL to the start")
     run.add_argument("--evaluate-every", type=int, help="steps (default: at start and end only)")
     run.add_argument("--updates-per-batch", type=int)
+    run.add_argument(
+        "--advantages",
+        metavar="FILE:FUNCTION",
+        help="experiment: advantages from this Python function of (rewards, group_ids)",
+    )
     run.add_argument("--beta", type=_beta, default=0.0, help="KL weight, or 'paper' (default: 0)")
     recipe = run.add_argument_group("instead of the recipe's")
     recipe.add_argument("--size", help="nano, tiny, small or medium")
@@ -197,6 +213,19 @@ def _parser() -> argparse.ArgumentParser:
     listed = commands.add_parser("algorithms", help="list the algorithms, row by row")
     listed.set_defaults(command=algorithms)
     return parser
+
+
+def _function(place: str | None) -> Callable[..., Any] | None:
+    """The function that FILE:FUNCTION names; ValueError where there is none."""
+    if place is None:
+        return None
+    file, _, name = place.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"--advantages: found {place!r}; wanted FILE:FUNCTION, a file that exists")
+    found = runpy.run_path(file).get(name)
+    if not callable(found):
+        raise ValueError(f"--advantages: {file} defines no function {name!r}")
+    return cast("Callable[..., Any]", found)
 
 
 def _beta(text: str) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -31,7 +32,7 @@ from rlcore.training.loop import (
     run_loop,
 )
 from rlcore.training.record import Recorder, Run
-from rlcore.training.rollout import describe, examples, score, verify
+from rlcore.training.rollout import describe, examples, replaced, score, verify
 
 
 def train_policy(
@@ -50,6 +51,7 @@ def train_policy(
     micro_batch_size: int | None = None,
     max_grad_norm: float = 1.0,
     skip_zero_advantages: bool = True,
+    advantage_function: Callable[[Tensor, Tensor], Tensor] | None = None,
     measure_kl: bool = False,
     seed: int,
     evaluate_every: int = 0,
@@ -72,6 +74,8 @@ def train_policy(
     skip_zero_advantages: rows of advantage 0 (all-equal groups) are left out of forward and
     backward pass and still count in the divisor: the same gradient for less work. It does nothing
     where a KL term in the loss pushes those rows too.
+    advantage_function: takes the place of the row's advantages, for experiments: from rewards (B,),
+    NaN where missing, and group_ids (B,) to advantages (B,).
     micro_batch_size: rows per forward pass (None: all); the parts add up to the same gradient.
     measure_kl: keep a copy of the start and record the KL to it even where the row has no KL term.
     A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
@@ -79,7 +83,8 @@ def train_policy(
     Other arguments, and what is raised: see `train_sft`.
 
     Metrics per step: reward (mean of those not missing), reward_std (mean over groups of the
-    population std), frac_reward_zero_std (share of all-equal groups), entropy (nats per token, of
+    population std), frac_reward_zero_std (share of all-equal groups), advantage_min and
+    advantage_max, entropy (nats per token, of
     the distribution sampled from), kl (k3 estimate per token of KL(policy || start), with the
     tokens sampled; only with a reference), length, truncated (share), missing_rewards,
     verifier_errors, rows_used, loss and the statistics of `policy_loss` (over the rows used, where
@@ -120,6 +125,7 @@ def train_policy(
         "micro_batch_size": micro_batch_size,
         "max_grad_norm": max_grad_norm,
         "skip_zero_advantages": skip_zero_advantages,
+        "advantage_function": getattr(advantage_function, "__qualname__", None),
         "measure_kl": measure_kl,
         "seed": seed,
         "parameters": sum(p.numel() for p in parameters),
@@ -149,15 +155,18 @@ def train_policy(
             with torch.no_grad():
                 reference_logprobs = score(reference, samples, temperature, micro_batch_size)
         mask = samples.response_mask
-        advantages = compute_advantages(
-            algorithm,
-            reward,
-            samples.group_ids,
-            old_logprobs=samples.logprobs,
-            ref_logprobs=reference_logprobs,
-            response_mask=mask,
-        )
         known = ~reward.isnan()
+        if advantage_function is not None:
+            advantages = replaced(advantage_function, reward, samples.group_ids)
+        else:
+            advantages = compute_advantages(
+                algorithm,
+                reward,
+                samples.group_ids,
+                old_logprobs=samples.logprobs,
+                ref_logprobs=reference_logprobs,
+                response_mask=mask,
+            )
         used = known & (advantages != 0) if skip_zero_advantages and not in_loss else known
         token_mean = algorithm.aggregation == "token_mean"
         total = int(mask[known].sum()) if token_mean else int(known.sum())
@@ -202,7 +211,7 @@ def train_policy(
             )
             updates.append(update)
 
-        row = describe(samples, reward, reference_logprobs)
+        row = describe(samples, reward, advantages, reference_logprobs)
         row["verifier_errors"] = len(errors)
         row["rows_used"] = int(used.sum())
         row |= {name: fmean(u[name] for u in updates) for name in updates[0] if name != "kl"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -45,7 +46,33 @@ def score(model: Any, samples: Samples, temperature: float, rows: int | None) ->
     )
 
 
-def describe(samples: Samples, reward: Tensor, reference: Tensor | None) -> dict[str, Any]:
+def replaced(
+    function: Callable[[Tensor, Tensor], Tensor], reward: Tensor, group_ids: Tensor
+) -> Tensor:
+    """Advantages (B,) from a function of the caller's; 0 for missing rewards, whatever it says.
+
+    Raises ValueError where it returns anything but finite numbers of shape (B,).
+    """
+    known = ~reward.isnan()
+    advantages = torch.as_tensor(function(reward, group_ids), device=reward.device)
+    if advantages.shape != reward.shape:
+        raise ValueError(
+            f"advantage_function: found a result of shape {tuple(advantages.shape)}; wanted "
+            f"{tuple(reward.shape)}, one advantage per response"
+        )
+    advantages = torch.where(known, advantages.to(reward.dtype), 0.0)
+    if not bool(advantages.isfinite().all()):
+        row = int((~advantages.isfinite()).nonzero()[0])
+        raise ValueError(
+            f"advantage_function: found {advantages[row].item()} in row {row}; "
+            "wanted finite numbers"
+        )
+    return advantages
+
+
+def describe(
+    samples: Samples, reward: Tensor, advantages: Tensor, reference: Tensor | None
+) -> dict[str, Any]:
     """The metrics of a step that do not depend on the update, see `train_policy`."""
     mask = samples.response_mask
     known = [r for r in reward.tolist() if not math.isnan(r)]
@@ -57,6 +84,8 @@ def describe(samples: Samples, reward: Tensor, reference: Tensor | None) -> dict
         "reward": fmean(known) if known else None,
         "reward_std": fmean(map(pstdev, groups.values())) if groups else None,
         "frac_reward_zero_std": float(equal_groups(reward, samples.group_ids).share),
+        "advantage_min": float(advantages.min()),
+        "advantage_max": float(advantages.max()),
         "missing_rewards": len(samples) - len(known),
         "entropy": float(samples.entropy[mask].mean()),
         "length": float(samples.lengths.double().mean()),
