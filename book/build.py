@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from filelock import FileLock
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from book import config
@@ -71,19 +72,20 @@ def build(
     toc = toc or source / "book" / "_toc.yml"
     out, failed = work / builder, work / f"{builder}-failed"
     work.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(failed, ignore_errors=True)
-    good = False
-    try:
-        limit = timeout or config.read()["execute"]["timeout"]
-        run_chapters(source, toc, work, limit)
-        good = run_sphinx(source, toc, work, builder, out)
-        if not good:
-            raise ChapterError("Sphinx warned (above); warnings are errors here")
-    finally:
-        if not good:
-            shutil.rmtree(work / "doctrees", ignore_errors=True)
-            if out.exists():
-                out.rename(failed)
+    limit = timeout or config.read()["execute"]["timeout"]
+    with FileLock(work / ".lock"):  # a second build of the same folder waits
+        shutil.rmtree(failed, ignore_errors=True)
+        good = False
+        try:
+            run_chapters(source, toc, work, limit)
+            good = run_sphinx(source, toc, work, builder, out)
+            if not good:
+                raise ChapterError("Sphinx warned (above); warnings are errors here")
+        finally:
+            if not good:
+                shutil.rmtree(work / "doctrees", ignore_errors=True)
+                if out.exists():
+                    out.rename(failed)
     return out / "index.html"
 
 
