@@ -65,7 +65,7 @@ def check_close(
     if bool(torch.isnan(given).any()):
         raise CheckFailed(f"{name} {_where(given, torch.isnan(given))} is NaN (not a number).")
     off = ~_close(given, wanted, rtol, atol)
-    raise CheckFailed(f"{name} {_where(given, off)} is not right (tolerance {_say(rtol, atol)}).")
+    raise CheckFailed(f"{name} {_where(given, off)} is not right ({_say(rtol, atol)}).")
 
 
 def check_number(value: Any, *, name: str = "your answer", shape: tuple[int, ...] = ()) -> None:
@@ -236,7 +236,7 @@ def _where(given: torch.Tensor, off: torch.Tensor) -> str:
 def _say(rtol: float, atol: float) -> str:
     parts = [f"{atol:g}"] if atol else []
     parts += [f"{rtol:g} relative"] if rtol else []
-    return " + ".join(parts) or "none: it must be exact"
+    return f"tolerance {' + '.join(parts)}" if parts else "it must be exact"
 
 
 def _fold(text: Any) -> str:

@@ -85,8 +85,8 @@ def course(root: Path, assignment: str, student: str = "*") -> CourseDirectory:
     )
 
 
-def generate_assignment(root: Path, assignment: str) -> Path:
-    """From source/ to release/ through nbgrader, the cells recorded in the grade book.
+def generate_assignment(root: Path, assignment: str, grade_book: bool) -> Path:
+    """From source/ to release/ through nbgrader; with `grade_book`, the cells are recorded there.
 
     Without nbgrader's ClearSolutions: a chapter keeps stub and solution in two cells, and only the
     stub comes here. Returns the folder of the release.
@@ -97,13 +97,13 @@ def generate_assignment(root: Path, assignment: str) -> Path:
         ClearOutput,
         CheckCellMetadata,
         ComputeChecksums,
-        SaveCells,
+        *([SaveCells] if grade_book else []),
         ClearHiddenTests,
         ComputeChecksums,
         CheckCellMetadata,
     ]
     converter = GenerateAssignment(coursedir=course(root, assignment), config=config)
     converter.log = logging.getLogger("traitlets")
-    converter.force = True
+    converter.force, converter.no_database = True, not grade_book
     converter.start()
     return root / "release" / assignment

@@ -98,7 +98,7 @@ def page(student: str, results: list[tuple[dict[str, Any], str]]) -> str:
 
 
 def _row(name: str, one: dict[str, Any]) -> str:
-    message = html.escape(one["message"])
+    message = html.escape(one["message"].removeprefix(f"{name}: "))
     return (
         f'<tr><td><a href="#{name}">{name}</a></td>'
         f"<td>{one['points']:g} / {one['max']:g}</td><td>{message}</td></tr>"

