@@ -52,16 +52,14 @@ def group_advantages(
     if ddof not in (0, 1):
         raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {ddof!r}")
     check_number("eps", eps, at_least=0)
-    reward, group, member, dtype = _read_groups(rewards, group_ids)
+    table, cell, dtype = _by_prompt(rewards, group_ids)  # R^(1), ..., R^(G): a line per prompt
 
-    centred = _centre(reward, group, member)  # R^(g) - mean R
+    centred = _centre(table)  # R^(g) - mean R
     if scale == "none":
-        return centred.to(dtype)
-    if scale == "group":
-        std = _std(centred, member, ddof)[group]
-    else:
-        std = _std(reward, member.any(dim=0, keepdim=True), ddof)
-    return torch.where(centred == 0, 0.0, centred / (std + eps)).to(dtype)
+        return centred[cell].to(dtype)
+    std = _std(table if scale == "group" else table.view(1, -1).sort().values, ddof)
+    advantages = torch.where(centred == 0, 0.0, centred / (std + eps))
+    return advantages[cell].to(dtype)
 
 
 def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> Tensor:
@@ -71,9 +69,10 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]
     Returns (B,).  Missing rewards, all-equal groups and errors: the top of this file.
     Source: RLOO, Ahmadian et al., arXiv 2402.14740.
     """
-    reward, group, member, dtype = _read_groups(rewards, group_ids)
-    size = member.sum(dim=1)[group]
-    return (_centre(reward, group, member) * size / (size - 1).clamp(min=1)).to(dtype)
+    table, cell, dtype = _by_prompt(rewards, group_ids)
+    size = _count(table)  # G, or fewer where rewards are missing
+    advantages = _centre(table) * size / (size - 1).clamp(min=1)
+    return advantages[cell].to(dtype)
 
 
 def batch_mean_advantages(rewards: Rewards) -> Tensor:
@@ -103,8 +102,8 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
     Missing rewards do not count; a group left with one reward or none is all equal.
     The share is TRL's frac_reward_zero_std.  Errors: the top of this file.
     """
-    reward, _, member, _ = _read_groups(rewards, group_ids)
-    equal = -_lowest(-reward, member) <= _lowest(reward, member)  # highest <= lowest
+    table, _, _ = _by_prompt(rewards, group_ids)
+    equal = (_centre(table) == 0).all(dim=1)
     ids = torch.as_tensor(group_ids).unique(sorted=True).to(equal.device)
     return EqualGroups(ids, equal, equal.double().mean())
 
@@ -135,12 +134,35 @@ def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
     return math.sqrt(group_size - 1) if ddof == 0 else (group_size - 1) / math.sqrt(group_size)
 
 
-def _read_groups(
+def _by_prompt(
     rewards: Rewards, group_ids: Tensor | Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
-    """-> reward (B,) in float64, 0 where missing; group (B,): which of the P groups the row is in;
-    member (P, B): the row has a reward and is in that group; dtype of the result."""
+) -> tuple[Tensor, tuple[Tensor, Tensor], torch.dtype]:
+    """Rewards as a table in float64: a line per prompt, its rewards in ascending order, then NaN
+    where rewards are missing or the group is smaller than the largest.  (The order makes sums, and
+    so all results, the same to the last bit however the batch is shuffled.)
+
+    -> table (P, G), the cell of every row of the batch (indices of line and column), and the dtype
+    of the result."""
     values = read_rewards(rewards)
+    ids = _read_ids(group_ids, values)
+    names, line, size = ids.unique(return_inverse=True, return_counts=True)
+    if (size == 1).any():
+        lone = names[size == 1][0].item()
+        raise ValueError(
+            f"group_ids: every group needs at least 2 rows to be compared; got 1 of group {lone}"
+        )
+    order = values.argsort(stable=True)
+    order = order[line[order].argsort(stable=True)]  # by line, then by reward
+    place = torch.empty_like(line)
+    place[order] = torch.arange(len(line), device=line.device)
+    column = place - (size.cumsum(dim=0) - size)[line]  # counted from where its line starts
+    table = values.new_full((len(names), int(size.max())), math.nan, dtype=torch.float64)
+    table[line, column] = values.double()
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return table, (line, column), dtype
+
+
+def _read_ids(group_ids: Tensor | Sequence[int], values: Tensor) -> Tensor:
     try:
         ids = torch.as_tensor(group_ids)
     except (TypeError, ValueError, RuntimeError):
@@ -155,43 +177,30 @@ def _read_groups(
         raise ValueError(f"group_ids must hold integers, the prompts' ids; got {describe(ids)}")
     if ids.device != values.device and isinstance(group_ids, Tensor):
         raise ValueError(f"group_ids must be on {values.device}, as rewards; got {ids.device}")
-    names, group, size = ids.to(values.device).unique(return_inverse=True, return_counts=True)
-    if (size == 1).any():
-        lone = names[size == 1][0].item()
-        raise ValueError(
-            f"group_ids: every group needs at least 2 rows to be compared; got 1 of group {lone}"
-        )
-    known = ~values.isnan()
-    member = known & (group == torch.arange(len(names), device=values.device)[:, None])
-    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-    return torch.where(known, values.double(), 0.0), group, member, dtype
+    return ids.to(values.device)
 
 
-def _mean(values: Tensor, member: Tensor) -> Tensor:
-    """(B,), (P, B) -> (P,)."""
-    return (values * member).sum(dim=1) / member.sum(dim=1).clamp(min=1)
+def _count(table: Tensor) -> Tensor:
+    """How many rewards each line holds, (P, 1)."""
+    return (~table.isnan()).sum(dim=1, keepdim=True)
 
 
-def _std(values: Tensor, member: Tensor, ddof: int) -> Tensor:
-    """(B,), (P, B) -> (P,).  Deviations are divided by the largest before they are squared, so that
-    neither tiny nor huge rewards leave the range of float64."""
-    deviation = (values - _mean(values, member)[:, None]).abs() * member
-    largest = deviation.amax(dim=1)
-    unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-    return largest * (unit.square().sum(dim=1) / (member.sum(dim=1) - ddof).clamp(min=1)).sqrt()
+def _centre(table: Tensor) -> Tensor:
+    """R^(g) - mean R of its line; 0 where there is no reward.
+
+    Rewards are measured from the lowest of their line (the first) before the mean is taken.  That
+    changes no difference, keeps small ones exact, and makes an all-equal line a line of zeros,
+    whatever rounding would do to its mean."""
+    above = table - table[:, :1]
+    mean = above.nansum(dim=1, keepdim=True) / _count(table).clamp(min=1)
+    return torch.where(table.isnan(), 0.0, above - mean)
 
 
-def _lowest(reward: Tensor, member: Tensor) -> Tensor:
-    """(B,), (P, B) -> (P,); inf for a group without any reward."""
-    return torch.where(member, reward, math.inf).amin(dim=1)
-
-
-def _centre(reward: Tensor, group: Tensor, member: Tensor) -> Tensor:
-    """R^(g) - mean R, (B,); 0 where the reward is missing.
-
-    Rewards are measured from the lowest of their group first.  That changes no difference, keeps
-    small ones exact, and makes an all-equal group a group of zeros, whatever rounding would do to
-    its mean."""
-    known = member.any(dim=0)
-    above = torch.where(known, reward - _lowest(reward, member)[group], 0.0)
-    return torch.where(known, above - _mean(above, member)[group], 0.0)
+def _std(table: Tensor, ddof: int) -> Tensor:
+    """The std of each line, (P, 1).  Deviations are divided by the largest before they are squared,
+    so that neither tiny nor huge rewards leave the range of float64."""
+    deviation = _centre(table).abs()
+    largest = deviation.amax(dim=1, keepdim=True)
+    unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)
+    mean_square = unit.square().sum(dim=1, keepdim=True) / (_count(table) - ddof).clamp(min=1)
+    return largest * mean_square.sqrt()

@@ -106,7 +106,7 @@ class _TokenLogprobs(torch.autograd.Function):
             push = gradient[part, None] / ctx.temperature
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
             change = torch.softmax(to_float(logits[part]) / ctx.temperature, dim=-1).mul_(-push)
-            change.scatter_add_(1, ids[part, None], push)
+            change[torch.arange(len(change), device=ids.device), ids[part]] += push[:, 0]
             result[part] = change.masked_fill_(push == 0, 0.0)
         return result, None, None
 
