@@ -43,6 +43,7 @@ class Exercise:
     """What carries one id, in the order of the chapter."""
 
     id: str
+    title: str = ""
     text: str = ""
     parts: list[Part] = field(default_factory=list)
     stated_points: float | None = None
@@ -54,6 +55,12 @@ class Exercise:
     @property
     def points(self) -> float:
         return sum(part.points for part in self.cells("test", "hidden-test"))
+
+    def heading(self, number: int) -> str:
+        """Its title, with the number if the chapter gives none."""
+        if self.title.startswith("Exercise"):
+            return self.title
+        return f"Exercise {number} · {self.title or self.id}"
 
     @property
     def names(self) -> list[str]:
@@ -113,6 +120,7 @@ def read_chapter(path: Path) -> Chapter:
     setup: list[Part] = []
     exercises: dict[str, Exercise] = {}
     texts: list[str] = []  # lines of text that the next cell of an exercise will get
+    name = ""  # the title that stands above them
     pending: list[Part] = []  # set-up cells after a text and before its exercise cell
     is_open = False  # between {exercise-start} and {exercise-end}
     current: Exercise | None = None
@@ -125,12 +133,24 @@ def read_chapter(path: Path) -> Chapter:
 
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
+            if re.search(r"^`{3,}\{code-cell\}", cell.source, re.M):
+                raise ChapterError(
+                    f"{path.name}: a {{code-cell}} is swallowed by the text that begins "
+                    f"{cell.source[:60]!r}: a fence is not closed, or a title between backticks "
+                    "holds a backtick (use ::: there)"
+                )
             heading = re.search(r"^# (.+)$", cell.source, re.M)
             if heading and title == path.stem:
                 title = heading[1].strip()
             for event, lines in _exercise_texts(cell.source, is_open, path.name):
                 if event == "start":
-                    is_open, begun = True, False
+                    if texts:
+                        raise ChapterError(
+                            f"{path.name}: the exercise {name!r} has no cell with the tag exercise "
+                            "(give one that is not homework another class, such as note)"
+                        )
+                    is_open, begun, name = True, False, "".join(lines)
+                    continue
                 elif event == "end":
                     is_open = False
                     if begun and current is not None and texts:
@@ -145,7 +165,8 @@ def read_chapter(path: Path) -> Chapter:
             (pending if texts or is_open or exercises else setup).append(part)
             continue
         if identity not in exercises:
-            current = exercises[identity] = Exercise(identity)
+            current = exercises[identity] = Exercise(identity, name)
+            name = ""
         elif current is None or current.id != identity:
             raise ChapterError(f"{path.name}: the cells of {identity} are not together")
         current.parts += [*pending, part]
@@ -156,6 +177,8 @@ def read_chapter(path: Path) -> Chapter:
             current.stated_points = stated
     if is_open:
         raise ChapterError(f"{path.name}: an {{exercise-start}} has no {{exercise-end}}")
+    if texts and not begun:
+        raise ChapterError(f"{path.name}: the exercise {name!r} has no cell with the tag exercise")
     chapter = Chapter(path, title, setup, list(exercises.values()))
     check(chapter)
     return chapter
@@ -267,8 +290,8 @@ def _read_cell(cell, where: str) -> tuple[Part | None, str, float | None]:
 def _exercise_texts(source: str, is_open: bool, where: str) -> list[tuple[str, list[str]]]:
     """What a Markdown cell says about exercises, in order, as (event, lines of text).
 
-    Events: "start" and "end" for the gates, "text" for lines between them (the text may go on
-    in the next Markdown cell) and for a whole `{exercise}` directive.
+    Events: "start" (with the title) and "end" for the gates, "text" for lines between them, which
+    may go on in the next Markdown cell; a whole `{exercise}` directive gives all three.
     """
     lines = source.split("\n")
     events: list[tuple[str, list[str]]] = []
@@ -277,12 +300,11 @@ def _exercise_texts(source: str, is_open: bool, where: str) -> list[tuple[str, l
         opening = myst.directive(lines[at])
         name = opening["name"].strip() if opening else ""
         title = opening["title"].strip() if opening else ""
-        heading = [f"**{title}**", ""] if title else []
         if name in ("exercise-start", "exercise-end"):
             if is_open == (name == "exercise-start"):
                 raise ChapterError(f"{where}: {{{name}}} out of order")
             is_open = not is_open
-            events.append(("start", heading) if is_open else ("end", []))
+            events.append(("start", [title]) if is_open else ("end", []))
             _, _, at = myst.take_block(lines, at)
         elif is_open:
             events.append(("text", [lines[at]]))
@@ -291,7 +313,7 @@ def _exercise_texts(source: str, is_open: bool, where: str) -> list[tuple[str, l
             options, body, at = myst.take_block(lines, at)
             by_class = name == "admonition" and "exercise" in options.get("class", "")
             if name == "exercise" or by_class:
-                events += [("start", heading), ("text", [*body, ""]), ("end", [])]
+                events += [("start", [title]), ("text", [*body, ""]), ("end", [])]
         else:
             at += 1
     return events

@@ -84,7 +84,9 @@ def source_notebook(chapter: Chapter) -> nbformat.NotebookNode:
     for number, part in enumerate(chapter.setup, 1):
         cells.append(nbgrader_cell(new_code_cell(part.source), f"setup-{number}", part.role))
     for number, exercise in enumerate(chapter.exercises, 1):
-        heading = f"## Exercise {number} · {exercise.id} · {points_text(exercise.points)}"
+        heading = (
+            f"## {exercise.heading(number)}\n\n`{exercise.id}` · {points_text(exercise.points)}"
+        )
         text = new_markdown_cell(f"{heading}\n\n{exercise.text}")
         cells.append(nbgrader_cell(text, f"{exercise.id}--text", "text", exercise.id))
         counts: dict[str, int] = {}

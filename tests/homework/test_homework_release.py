@@ -134,6 +134,13 @@ MISTAKES = {
     ),
     "file": ("runs/fixture.json]", "runs/none.json]", "none.json is not there"),
     "gate": ("```{exercise-end}\n```", "", "inside another exercise"),
+    "backtick": ("{exercise} Centre the", "{exercise} `center` the", "a {code-cell} is swallowed"),
+    "text only": (
+        "```{exercise-start}\n",
+        ":::{exercise} Alone\nx\n:::\n```{exercise-start}\n",
+        "'Alone' has no cell",
+    ),
+    "text at the end": ("## Sources", ":::{exercise} Last\nx\n:::", "'Last' has no cell"),
     "never ends": (
         ":::{admonition} What is broken?",
         "```{exercise-start}\n```\n:::{note}",
