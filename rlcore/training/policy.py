@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.algorithms import Algorithm, compute_advantages, compute_loss
+from rlcore.algorithms import Algorithm
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
-from rlcore.sampling import response_logprobs, sample
+from rlcore.sampling import sample
 from rlcore.tasks import Task
 from rlcore.training.loop import (
     NonFiniteError,
     Place,
-    apply_gradient,
     check_final,
     check_folder,
     check_positive,
@@ -32,7 +31,8 @@ from rlcore.training.loop import (
     run_loop,
 )
 from rlcore.training.record import Recorder, Run
-from rlcore.training.rollout import describe, examples, replaced, score, verify
+from rlcore.training.rollout import compare, describe, examples, score, verify
+from rlcore.training.update import Batch, update_policy
 
 
 def train_policy(
@@ -84,25 +84,20 @@ def train_policy(
 
     Metrics per step: reward (mean of those not missing), reward_std (mean over groups of the
     population std), frac_reward_zero_std (share of all-equal groups), advantage_min and
-    advantage_max, entropy (nats per token, of
-    the distribution sampled from), kl (k3 estimate per token of KL(policy || start), with the
-    tokens sampled; only with a reference), length, truncated (share), missing_rewards,
-    verifier_errors, rows_used, loss and the statistics of `policy_loss` (over the rows used, where
-    there are any; mean over the updates of the step), grad_norm, learning_rate; with several
-    updates per batch also `updates`, a list.
+    advantage_max, entropy (nats per token, of the distribution sampled from), kl (k3 estimate per
+    token of KL(policy || start), with the tokens sampled; only with a reference), length, truncated
+    (share), missing_rewards, verifier_errors, rows_used, loss and the statistics of `policy_loss`
+    (over the rows used, where there are any; mean over the updates of the step), grad_norm,
+    learning_rate; with several updates per batch also `updates`, a list.
     """
+    rows = 1 if micro_batch_size is None else micro_batch_size
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
-    check_whole(
-        1,
-        updates_per_batch=updates_per_batch,
-        micro_batch_size=1 if micro_batch_size is None else micro_batch_size,
-    )
+    check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=rows)
     check_whole(2, group_size=group_size)
     check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_whole(0, samples_every=samples_every)
-    check_positive(
-        learning_rate=learning_rate, max_grad_norm=max_grad_norm, temperature=temperature
-    )
+    check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    check_positive(temperature=temperature)
     check_final(final_learning_rate)
     check_folder(out, resume)
     model.to(choose_device(device))
@@ -154,63 +149,24 @@ def train_policy(
         if reference is not None:
             with torch.no_grad():
                 reference_logprobs = score(reference, samples, temperature, micro_batch_size)
-        mask = samples.response_mask
-        known = ~reward.isnan()
-        if advantage_function is not None:
-            advantages = replaced(advantage_function, reward, samples.group_ids)
-        else:
-            advantages = compute_advantages(
+        advantages = compare(algorithm, samples, reward, reference_logprobs, advantage_function)
+        used = ~reward.isnan()
+        if skip_zero_advantages and not in_loss:
+            used = used & (advantages != 0)
+        batch = Batch(samples, reward, advantages, reference_logprobs, used)
+        updates = [
+            update_policy(
+                model,
+                optimizer,
                 algorithm,
-                reward,
-                samples.group_ids,
-                old_logprobs=samples.logprobs,
-                ref_logprobs=reference_logprobs,
-                response_mask=mask,
+                batch,
+                temperature=temperature,
+                constant=task.max_new_tokens,
+                micro_batch_size=micro_batch_size,
+                max_grad_norm=max_grad_norm,
             )
-        used = known & (advantages != 0) if skip_zero_advantages and not in_loss else known
-        token_mean = algorithm.aggregation == "token_mean"
-        total = int(mask[known].sum()) if token_mean else int(known.sum())
-        # The statistics of the loss are means over tokens, or over responses with one ratio each.
-        weight = (
-            mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
-        )
-        chunks = used.nonzero()[:, 0].split(micro_batch_size or len(used))
-        old: dict[int, Tensor] = {}
-        updates = []
-        for _ in range(updates_per_batch):
-            optimizer.zero_grad(set_to_none=True)
-            update: dict[str, float] = {"loss": 0.0}
-            for number, rows in enumerate(chunks):
-                if len(rows) == 0:
-                    continue
-                ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
-                logprobs = response_logprobs(
-                    model, ids, attention, mask.shape[1], temperature=temperature
-                )
-                old.setdefault(number, logprobs.detach())
-                if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
-                    raise NonFiniteError("the log-probs are not finite", vars(samples))
-                loss, stats = compute_loss(
-                    algorithm,
-                    logprobs,
-                    old[number],
-                    advantages[rows],
-                    mask[rows],
-                    ref_logprobs=None if reference_logprobs is None else reference_logprobs[rows],
-                    constant=task.max_new_tokens,
-                    total=total,
-                )
-                loss.backward()
-                update["loss"] += loss.item()
-                part = int(weight[rows].sum()) / int(weight[used].sum())
-                for name, value in stats.items():
-                    update[name] = update.get(name, 0.0) + part * float(value)
-            tensors = {**vars(samples), "reward": reward, "advantages": advantages}
-            update["grad_norm"] = apply_gradient(
-                model, optimizer, update["loss"], max_grad_norm, tensors
-            )
-            updates.append(update)
-
+            for _ in range(updates_per_batch)
+        ]
         row = describe(samples, reward, advantages, reference_logprobs)
         row["verifier_errors"] = len(errors)
         row["rows_used"] = int(used.sum())

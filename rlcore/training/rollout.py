@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.algorithms import Algorithm, compute_advantages
 from rlcore.objectives.advantages import equal_groups
 from rlcore.objectives.kl import kl_per_token
 from rlcore.sampling import Samples, response_logprobs
@@ -43,6 +44,26 @@ def score(model: Any, samples: Samples, temperature: float, rows: int | None) ->
     batches = zip(samples.input_ids.split(size), samples.attention_mask.split(size), strict=True)
     return torch.cat(
         [response_logprobs(model, ids, m, width, temperature=temperature) for ids, m in batches]
+    )
+
+
+def compare(
+    algorithm: Algorithm,
+    samples: Samples,
+    reward: Tensor,
+    ref_logprobs: Tensor | None,
+    function: Callable[[Tensor, Tensor], Tensor] | None,
+) -> Tensor:
+    """Advantages (B,) by the row of the algorithm, or by a function in its place."""
+    if function is not None:
+        return replaced(function, reward, samples.group_ids)
+    return compute_advantages(
+        algorithm,
+        reward,
+        samples.group_ids,
+        old_logprobs=samples.logprobs,
+        ref_logprobs=ref_logprobs,
+        response_mask=samples.response_mask,
     )
 
 

@@ -1,9 +1,9 @@
 """GRPO raises held-out accuracy: three seeds, by a margin that noise does not reach.
 
-Numbers behind the margin, from the recorded runs of chapter 11 (sort, 120 steps, five seeds): see
-`test_recorded_runs.py`, which asks the same of them. Here the run is stopped after 60 of its steps,
-to be quick: sampled accuracy then rose by 0.55 to 0.65 in ten seeds (mean 0.60), greedy by 0.2 to
-0.4. The standard error of each difference is about 0.025.
+The run of the recipe for sort is stopped after 60 of its 120 steps, to be quick. Measured so, ten
+seeds: sampled accuracy from 0.25 to 0.29 before to 0.94 to 0.96 after, a rise of 0.66 to 0.69;
+greedy from 0.58 to 0.73 to 0.99 to 1.00. The standard error of a rise is about 0.02 (512 problems),
+so a rise of 0.58 is four of them below the smallest seen.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rlcore.tasks import get_task
 from rlcore.training import recipe, row, train_policy
 
 STEPS = 60
-MARGIN = 0.40
-AFTER = 0.75
+MARGIN = 0.58
+AFTER = 0.88
 
 
 def stop_after(task, rewards: int):
@@ -59,10 +59,10 @@ def trained(task_name: str, seed: int, start, steps: int):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_grpo_raises_held_out_accuracy_on_sort(seed: int, start) -> None:
     before, after, run = trained("sort", seed, start, STEPS)
-    assert before["sampled"] < 0.40  # three demonstrations in ten are right
+    assert 0.15 < before["sampled"] < 0.35  # three demonstrations in ten are right
     assert after["sampled"] - before["sampled"] > MARGIN
     assert after["sampled"] > AFTER
-    assert after["greedy"] > before["greedy"]
+    assert after["greedy"] > 0.95
     # The free curriculum: solved prompts step aside.
     share = run.curve("frac_reward_zero_std")[1]
     assert sum(share[-10:]) > sum(share[:10]) + 1

@@ -15,6 +15,7 @@ from rlcore.algorithms import DR_GRPO, GRPO, REINFORCE, RLOO, compute_advantages
 from rlcore.sampling import response_logprobs, sample
 from rlcore.training import NonFiniteError, read_run, row, train_policy
 from rlcore.training import policy as policy_module
+from rlcore.training import update as update_module
 
 SETTINGS = {
     "steps": 5,
@@ -291,7 +292,7 @@ def test_kl_holds_the_policy_back(coin, make) -> None:
 
 
 def test_nonfinite_stops_the_run_before_the_weights_move(coin, make, tmp_path, monkeypatch) -> None:
-    true_loss = policy_module.compute_loss
+    true_loss = update_module.compute_loss
     calls = {"n": 0}
 
     def breaks(*arguments, **settings):
@@ -299,7 +300,7 @@ def test_nonfinite_stops_the_run_before_the_weights_move(coin, make, tmp_path, m
         loss, stats = true_loss(*arguments, **settings)
         return (loss * math.nan if calls["n"] == 3 else loss), stats
 
-    monkeypatch.setattr(policy_module, "compute_loss", breaks)
+    monkeypatch.setattr(update_module, "compute_loss", breaks)
     model, tokenizer = make()
     with pytest.raises(NonFiniteError, match="step 3: the loss is nan; the batch is in ") as caught:
         train_policy(model, tokenizer, coin, ROWS["grpo"], **SETTINGS, out=tmp_path / "run")

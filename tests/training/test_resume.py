@@ -283,7 +283,7 @@ def test_interrupt_between_the_updates_of_a_step_keeps_the_last_checkpoint(
 ) -> None:
     """Then the weights have moved and the step is not done: its checkpoint would be a lie."""
     true_apply = loop_module.apply_gradient
-    from rlcore.training import policy as policy_module
+    from rlcore.training import update as update_module
 
     calls = {"n": 0}
 
@@ -294,7 +294,7 @@ def test_interrupt_between_the_updates_of_a_step_keeps_the_last_checkpoint(
         return true_apply(*arguments)
 
     settings = {**POLICY, "updates_per_batch": 2}
-    monkeypatch.setattr(policy_module, "apply_gradient", apply)
+    monkeypatch.setattr(update_module, "apply_gradient", apply)
     run = train_policy(*make(), coin, row("grpo"), **settings, out=tmp_path)
     monkeypatch.undo()
     assert (run.interrupted, len(run.metrics)) == (True, 2)

@@ -1,0 +1,85 @@
+"""One update of a policy on a batch of samples: questions 3 to 5, and the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algorithms import Algorithm, compute_loss
+from rlcore.sampling import Samples, response_logprobs
+from rlcore.training.loop import NonFiniteError, apply_gradient
+
+
+@dataclass
+class Batch:
+    """The samples of a step and what is known of them before the first update."""
+
+    samples: Samples
+    reward: Tensor  # (B,), NaN where missing
+    advantages: Tensor  # (B,)
+    ref_logprobs: Tensor | None  # (B, T)
+    used: Tensor  # (B,), True for the rows of forward and backward pass
+    old_logprobs: dict[int, Tensor] = field(default_factory=dict)  # by part, from the first update
+
+    def total(self, algorithm: Algorithm) -> int:
+        """What the loss divides by: responses with a reward, or their tokens, used or not."""
+        known = ~self.reward.isnan()
+        if algorithm.aggregation == "token_mean":
+            return int(self.samples.response_mask[known].sum())
+        return int(known.sum())
+
+    def tensors(self) -> dict[str, Any]:
+        """All of it, to be saved for inspection."""
+        return {**vars(self.samples), "reward": self.reward, "advantages": self.advantages}
+
+
+def update_policy(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    algorithm: Algorithm,
+    batch: Batch,
+    *,
+    temperature: float,
+    constant: int,
+    micro_batch_size: int | None,
+    max_grad_norm: float,
+) -> dict[str, float]:
+    """One forward and backward pass over the rows in use, in parts, and one optimizer step.
+
+    The first call keeps its log-probs in `batch.old_logprobs`: there the ratio is exactly 1, and
+    later calls compare with them. Returns loss, grad_norm and the statistics of `policy_loss`.
+    Raises NonFiniteError before the weights move.
+    """
+    samples, mask = batch.samples, batch.samples.response_mask
+    # The statistics are means over tokens, or over responses where they have one ratio each.
+    weight = mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
+    used, total = batch.used.nonzero()[:, 0], batch.total(algorithm)
+    optimizer.zero_grad(set_to_none=True)
+    update: dict[str, float] = {"loss": 0.0}
+    parts = used.split(micro_batch_size or len(used)) if len(used) else ()
+    for number, rows in enumerate(parts):
+        ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
+        logprobs = response_logprobs(model, ids, attention, mask.shape[1], temperature=temperature)
+        old = batch.old_logprobs.setdefault(number, logprobs.detach())
+        if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
+            raise NonFiniteError("the policy's log-probs are not finite", batch.tensors())
+        loss, stats = compute_loss(
+            algorithm,
+            logprobs,
+            old,
+            batch.advantages[rows],
+            mask[rows],
+            ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[rows],
+            constant=constant,
+            total=total,
+        )
+        loss.backward()
+        update["loss"] += loss.item()
+        share = int(weight[rows].sum()) / int(weight[used].sum())
+        for name, value in stats.items():
+            update[name] = update.get(name, 0.0) + share * float(value)
+    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, batch.tensors())
+    return {**update, "grad_norm": norm}
