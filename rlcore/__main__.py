@@ -41,7 +41,7 @@ def train(options: argparse.Namespace) -> int:
     """SFT, and unless `sft` was asked for, the policy loop from there (or from --start)."""
     from rlcore import models, training
     from rlcore.tasks import get_task
-    from rlcore.training.loop import check_folder
+    from rlcore.training.checks import check_folder
 
     policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
     sft_names = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +22,7 @@ from rlcore.training.checkpoint import (
     set_random_state,
     write_checkpoint,
 )
+from rlcore.training.interrupt import deferred_interrupt
 from rlcore.training.progress import Progress
 from rlcore.training.record import Recorder, Run
 
@@ -32,7 +30,7 @@ from rlcore.training.record import Recorder, Run
 class NonFiniteError(RuntimeError):
     """A loss or gradient was NaN or infinite. `batch` holds the tensors of the step.
 
-    The weights are those of the step before: nothing was trained on it.
+    The weights are those of the update before: nothing was trained on it.
     """
 
     def __init__(self, what: str, batch: dict[str, Any]) -> None:
@@ -156,33 +154,6 @@ def run_loop(
     return run
 
 
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT in the block only makes the yielded function true; the next one raises.
-
-    Outside the main thread, and where SIGINT is ignored, nothing is changed.
-    """
-    asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    try:
-        before = signal.getsignal(signal.SIGINT)
-        if before in (signal.SIG_IGN, None):
-            raise ValueError
-        signal.signal(signal.SIGINT, note)
-    except ValueError:  # from signal.signal: not the main thread
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def apply_gradient(
     model: Any,
     optimizer: torch.optim.Optimizer,
@@ -205,36 +176,3 @@ def apply_gradient(
             raise NonFiniteError(f"the {name} is {value}", batch)
     optimizer.step()
     return norm
-
-
-def check_whole(at_least: int, **values: int | None) -> None:
-    """ValueError unless each value is a whole number of at least `at_least`."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-            raise ValueError(
-                f"{name}: found {value!r}; wanted a whole number of at least {at_least}"
-            )
-
-
-def check_positive(**values: float) -> None:
-    """ValueError unless each value is a finite number above 0."""
-    for name, value in values.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
-            raise ValueError(f"{name}: found {value!r}; wanted a finite number above 0")
-
-
-def check_final(final_learning_rate: float) -> None:
-    """ValueError unless it is a share of the first learning rate."""
-    if not isinstance(final_learning_rate, int | float) or not 0 <= final_learning_rate <= 1:
-        raise ValueError(f"final_learning_rate: found {final_learning_rate!r}; wanted 0 to 1")
-
-
-def check_folder(out: Any, resume: bool) -> None:
-    """ValueError for a resume without a folder, and for a folder that holds another run."""
-    from pathlib import Path
-
-    if resume and out is None:
-        raise ValueError("resume: needs out, the folder of the run to go on with")
-    if out is not None and not resume and (Path(out) / "run.json").exists():
-        raise ValueError(f"out: {str(out)!r} already holds a run; resume=True goes on with it")

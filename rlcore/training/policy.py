@@ -21,15 +21,8 @@ from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.sampling import sample
 from rlcore.tasks import Task
-from rlcore.training.loop import (
-    NonFiniteError,
-    Place,
-    check_final,
-    check_folder,
-    check_positive,
-    check_whole,
-    run_loop,
-)
+from rlcore.training.checks import check_final, check_folder, check_positive, check_whole
+from rlcore.training.loop import NonFiniteError, Place, run_loop
 from rlcore.training.record import Recorder, Run
 from rlcore.training.rollout import compare, describe, examples, score, verify
 from rlcore.training.update import Batch, update_policy

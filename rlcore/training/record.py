@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+Rows = list[dict[str, Any]]
 LOGS = ("metrics", "evaluations", "samples", "errors")
 
 
@@ -27,10 +28,10 @@ class Run:
     """The course of a training run. It is usable after an interrupt as well."""
 
     settings: dict[str, Any]
-    metrics: list[dict[str, Any]] = field(default_factory=list)  # one per finished step
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # step 0 is the start
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[dict[str, Any]] = field(default_factory=list)  # what the verifier raised
+    metrics: Rows = field(default_factory=list, repr=False)  # one per finished step
+    evaluations: Rows = field(default_factory=list, repr=False)  # step 0 is the start
+    samples: Rows = field(default_factory=list, repr=False)
+    errors: Rows = field(default_factory=list, repr=False)  # what the verifier raised
     finished: bool = False
     interrupted: bool = False
     seconds: float = 0.0

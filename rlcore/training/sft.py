@@ -16,16 +16,8 @@ from rlcore.models import encode
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.tasks import Task
-from rlcore.training.loop import (
-    NonFiniteError,
-    Place,
-    apply_gradient,
-    check_final,
-    check_folder,
-    check_positive,
-    check_whole,
-    run_loop,
-)
+from rlcore.training.checks import check_final, check_folder, check_positive, check_whole
+from rlcore.training.loop import NonFiniteError, Place, apply_gradient, run_loop
 from rlcore.training.record import Recorder, Run
 
 

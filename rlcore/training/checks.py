@@ -1,0 +1,38 @@
+"""What the training loops ask of their arguments."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+
+def check_whole(at_least: int, **values: int | None) -> None:
+    """ValueError unless each value is a whole number of at least `at_least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            raise ValueError(
+                f"{name}: found {value!r}; wanted a whole number of at least {at_least}"
+            )
+
+
+def check_positive(**values: float) -> None:
+    """ValueError unless each value is a finite number above 0."""
+    for name, value in values.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise ValueError(f"{name}: found {value!r}; wanted a finite number above 0")
+
+
+def check_final(final_learning_rate: float) -> None:
+    """ValueError unless it is a share of the first learning rate."""
+    if not isinstance(final_learning_rate, int | float) or not 0 <= final_learning_rate <= 1:
+        raise ValueError(f"final_learning_rate: found {final_learning_rate!r}; wanted 0 to 1")
+
+
+def check_folder(out: Any, resume: bool) -> None:
+    """ValueError for a resume without a folder, and for a folder that holds another run."""
+    if resume and out is None:
+        raise ValueError("resume: needs out, the folder of the run to go on with")
+    if out is not None and not resume and (Path(out) / "run.json").exists():
+        raise ValueError(f"out: {str(out)!r} already holds a run; resume=True goes on with it")
