@@ -22,6 +22,10 @@ _ROUNDING = 8 * torch.finfo(torch.float64).eps
 class CheckFailed(AssertionError):
     """The answer was checked and is wrong; the message is written for the learner."""
 
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows this in the place of a traceback through the code of the check
+        return [f"Not yet: {self}"]
+
 
 def check_close(
     value: Any,

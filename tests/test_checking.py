@@ -87,6 +87,13 @@ def test_a_message_names_the_value_and_shape_but_not_the_answer():
         check_close(None, 1.0)
 
 
+def test_a_notebook_shows_the_message_and_no_code_of_the_check():
+    # IPython prints what this method returns in the place of the traceback
+    with pytest.raises(CheckFailed) as caught:
+        check_close(1, 2, name="x", atol=0.5)
+    assert caught.value._render_traceback_() == ["Not yet: x (1) is not right (tolerance 0.5)."]
+
+
 def test_the_other_std_gets_a_hint_that_names_ddof():
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
     centred = rewards - rewards.mean()

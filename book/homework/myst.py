@@ -114,7 +114,9 @@ def _directive(
     title = ROLE.sub(lambda role: _role(role, where), title)
     if name in FOLDED or (name == "admonition" and "dropdown" in options.get("class", "")):
         summary = title or FOLDED.get(name, "More")
-        return ["", f"<details><summary>{summary}</summary>", "", inner, "", "</details>", ""]
+        # JupyterLab with its MyST extension draws no marker beside a summary
+        summary = f"<details><summary>{summary} (click to open)</summary>"
+        return ["", summary, "", inner, "", "</details>", ""]
     if name == "admonition" or name in QUOTED:
         text = f"**{title or name.capitalize()}**\n\n{inner}"
         return ["", *(f"> {line}".rstrip() for line in text.split("\n")), ""]

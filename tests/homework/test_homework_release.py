@@ -27,7 +27,7 @@ def test_the_release_holds_what_a_student_needs(release):
         "Restart Kernel and Run All Cells",
         f"`{SLUG}.ipynb`",
         "x = 9000 / 3",
-        "<summary>Hint</summary>",
+        "<summary>Hint (click to open)</summary>",
         "See the chapter before.",
         "owed = None",
         "raise NotImplementedError",
