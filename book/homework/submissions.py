@@ -14,7 +14,6 @@ import ast
 import json
 import re
 import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from copy import deepcopy
@@ -100,21 +99,33 @@ def _chapter_of(path: Path, slugs: list[str]) -> tuple[str, str]:
 
 
 def read_submission(path: Path) -> nbformat.NotebookNode:
-    """Read a notebook that was handed in. Raises Unreadable with the reason."""
+    """Read a notebook that was handed in. Raises Unreadable with the reason.
+
+    More tolerant than nbformat: of a cell only its kind, source and metadata matter, and what
+    another program left out or bent is no reason to grade nothing.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of copied cell ids; assemble gives new ones
-            notebook = nbformat.reads(json.dumps(data), as_version=4)
+        if isinstance(data, dict) and "worksheets" in data:  # format 3, before 2015
+            data = nbformat.reads(json.dumps(data), as_version=4)
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(f"{path.name} cannot be read ({error})") from error
     except json.JSONDecodeError as error:
         raise Unreadable(f"{path.name} is not a notebook: no JSON ({error})") from error
-    except Exception as error:  # nbformat raises many kinds for JSON that is no notebook
+    except Exception as error:  # nbformat raises many kinds
         raise Unreadable(f"{path.name} is not a notebook ({type(error).__name__})") from error
-    if not isinstance(notebook.get("cells"), list) or not notebook.cells:
-        raise Unreadable(f"{path.name} is a notebook without cells")
-    return notebook
+    given = data.get("cells") if isinstance(data, dict) else None
+    cells = []
+    for cell in given if isinstance(given, list) else []:
+        if isinstance(cell, dict):
+            make = new_code_cell if cell.get("cell_type") == "code" else new_markdown_cell
+            source, metadata = cell.get("source", ""), cell.get("metadata")
+            text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+            metadata = metadata if isinstance(metadata, dict) else {}
+            cells.append(make(text, metadata=nbformat.from_dict(metadata)))
+    if not cells:
+        raise Unreadable(f"{path.name} is not a notebook: it holds no cells")
+    return nbformat.v4.new_notebook(cells=cells)
 
 
 def typed_name(notebook: nbformat.NotebookNode) -> str:

@@ -13,7 +13,7 @@ from book.homework import course, grade
 from book.homework import release as releases
 from book.homework.chapter import CHAPTERS, chapters_with_exercises, read_chapter
 from book.homework.kernel import Kernel, Limits
-from book.homework.submissions import assemble, find_submissions, read_submission
+from book.homework.submissions import Unreadable, assemble, find_submissions, read_submission
 
 SLUG = "99-fixture"
 DATA = Path(__file__).parent / "data"
@@ -412,6 +412,40 @@ def test_decomposed_and_composed_hangul_are_one_student(tmp_path):
         (tmp_path / folder / name).write_text("{}")
         found = find_submissions(tmp_path / folder, [SLUG])
         assert list(found.files) == [("김민수", SLUG)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.pop("metadata"),
+        lambda data: data.update(nbformat_minor=0),
+        lambda data: [cell.pop("metadata") for cell in data["cells"]],
+        lambda data: [cell.pop("id", None) for cell in data["cells"]],
+        lambda data: [cell.update(source=[cell["source"]]) for cell in data["cells"]],
+        lambda data: data["cells"].append("text"),
+        lambda data: data["cells"].append({}),
+        lambda data: data["cells"][5].update(metadata=None),
+        lambda data: data["cells"][5]["metadata"].update(nbgrader=3),
+    ],
+)
+def test_a_notebook_that_bends_the_format_is_read(reference, release, tmp_path, damage):
+    data = json.loads(reference.read_text("utf-8"))
+    damage(data)
+    path = tmp_path / "bent.ipynb"
+    path.write_text(json.dumps(data), "utf-8")
+    notebook, _ = assemble(nbformat.read(release, as_version=4), read_submission(path))
+    text = "\n".join(cell.source for cell in notebook.cells)
+    assert "owed = 9000 / 3" in text
+    assert "return rewards - rewards.mean()" in text
+    assert text.count("check_number(owed") == 1
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"cells": 3}', '{"cells": []}', "\xff"])
+def test_what_is_no_notebook_says_so(tmp_path, text):
+    path = tmp_path / "x.ipynb"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(Unreadable, match=r"x\.ipynb (is|cannot)"):
+        read_submission(path)
 
 
 def test_assemble_keeps_the_students_order(release, edit, tmp_path):
