@@ -1,0 +1,53 @@
+"""On a GPU: the same samples as on the CPU, and a run that trains and resumes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlcore.sampling import response_logprobs, sample
+from rlcore.training import row, train_policy
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+SETTINGS = {
+    "steps": 4,
+    "prompts_per_step": 8,
+    "group_size": 4,
+    "learning_rate": 1e-2,
+    "seed": 0,
+    "progress": False,
+}
+
+
+def test_samples_and_logprobs_are_those_of_the_cpu(make) -> None:
+    """float64, so that no sample falls on the other side of a boundary by rounding."""
+    outs = []
+    for device in ("cpu", "cuda"):
+        model, tokenizer = make(device=device, dtype="float64")
+        out = sample(
+            model, tokenizer, ["12=", "3="], group_size=16, max_new_tokens=6,
+            generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip
+        width = out.response_mask.shape[1]
+        scored = response_logprobs(model, out.input_ids, out.attention_mask, width).detach()
+        torch.testing.assert_close(
+            scored[out.response_mask], out.logprobs[out.response_mask].double(), rtol=0, atol=1e-5
+        )
+        outs.append(out)
+    assert outs[0].texts == outs[1].texts
+    torch.testing.assert_close(outs[0].logprobs, outs[1].logprobs.cpu(), rtol=0, atol=1e-5)
+
+
+def test_a_run_trains_and_resumes_on_the_gpu(coin, make, tmp_path) -> None:
+    model, tokenizer = make(device="cuda")
+    run = train_policy(
+        model, tokenizer, coin, row("grpo", beta=0.04), **SETTINGS, out=tmp_path, device="cuda"
+    )
+    assert run.finished
+    assert next(model.parameters()).is_cuda
+    again = train_policy(
+        *make(device="cuda"), coin, row("grpo", beta=0.04), **SETTINGS, out=tmp_path,
+        device="cuda", resume=True,
+    )  # fmt: skip
+    assert again.metrics == run.metrics
