@@ -171,15 +171,14 @@ class Kept:
             text = content["text"][: max(0, MAX_OUTPUT - self.text)]
             self.text += len(content["text"])
             last = self.outputs[-1] if self.outputs else None
-            if not text:
-                if not self.cut:
-                    self.cut = True
-                    note = "\n... the rest of the output is left out ...\n"
-                    self.outputs.append(new_output("stream", name="stdout", text=note))
-            elif last and last.output_type == "stream" and last.name == content["name"]:
+            if text and last and last.output_type == "stream" and last.name == content["name"]:
                 last.text += text
-            else:
+            elif text:
                 self.outputs.append(new_output("stream", name=content["name"], text=text))
+            if self.text > MAX_OUTPUT and not self.cut:
+                self.cut = True
+                note = "\n... the rest of the output is left out ...\n"
+                self.outputs.append(new_output("stream", name="stdout", text=note))
         elif kind in ("display_data", "execute_result"):
             self.rich += sum(len(str(part)) for part in content["data"].values())
             if self.rich <= MAX_RICH:

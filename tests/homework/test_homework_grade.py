@@ -267,7 +267,7 @@ def test_feedback_pages(graded):
         assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)|@import|url\(|https?:""", text)
         assert "default-src 'none'" in text
         assert "<script" not in text
-        for leak in ("HIDDEN-TEST-SOURCE", "LEAKED-S", "LEAKED-A", "4500", "BEGIN HIDDEN"):
+        for leak in ("HIDDEN-TEST-SOURCE", "LEAKED-S", "LEAKED-A", "wrong_turns", "BEGIN HIDDEN"):
             assert leak not in text
     assert "<math" in pages["ada"]
     assert "divide by all three" in pages["ada"]
