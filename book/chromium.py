@@ -32,11 +32,11 @@ FLAGS = [
 def find() -> str | None:
     """Path of a browser that starts: BOOK_CHROMIUM, one on the PATH, or Playwright's own."""
     chosen = os.environ.get("BOOK_CHROMIUM")
-    candidates = [chosen] if chosen else [*map(shutil.which, NAMES), *PLACES, _playwrights_own()]
-    for path in candidates:
+    for path in [chosen] if chosen else [*map(shutil.which, NAMES), *PLACES]:
         if path and Path(path).exists() and _starts(path):
             return path
-    return None
+    own = None if chosen else _playwrights_own()
+    return own if own and Path(own).exists() else None
 
 
 def _starts(path: str) -> bool:

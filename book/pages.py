@@ -20,7 +20,7 @@ from typing import Any
 
 import nbformat
 import yaml
-from myst_nb.core.read import read_myst_markdown_notebook
+from myst_nb.core.read import MystMetadataParsingError, read_myst_markdown_notebook
 from myst_parser.config.main import MdParserConfig
 
 from book import config, dependencies
@@ -46,10 +46,13 @@ def _parser() -> MdParserConfig:
 def read_page(text: str) -> nbformat.NotebookNode:
     """The notebook of one page (`nb_custom_formats` of myst-nb points here).
 
-    Raises PageError when the prose quotes a name that no cell above it binds, or one whose value
-    changes further down (the page and JupyterLab would then show different numbers).
+    Raises PageError when a cell's options are no YAML, when the prose quotes a name that no cell
+    above it binds, or one whose value changes further down (the page and JupyterLab would differ).
     """
-    notebook = read_myst_markdown_notebook(text, config=_parser(), add_source_map=True)
+    try:
+        notebook = read_myst_markdown_notebook(text, config=_parser(), add_source_map=True)
+    except MystMetadataParsingError as error:  # names the line
+        raise PageError(str(error)) from error
     lines = text.splitlines()
     starts = notebook.metadata["source_map"]
     for number, cell in enumerate(notebook.cells):

@@ -191,6 +191,13 @@ def test_a_quote_that_cannot_be_right_is_named(tmp_path, body, message):
         execute_page(path, "page.md", tmp_path / "work", timeout=60)
 
 
+def test_a_cell_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(HEADER + "# Page\n\n" + cell("---\ntags: [a\n---\nx = 1"), encoding="utf-8")
+    with pytest.raises(ChapterError, match=r"^page\.md: Code cell 1 at line 15 could not be read"):
+        execute_page(path, "page.md", tmp_path / "work", timeout=60)
+
+
 @pytest.mark.parametrize("value", ["None", "[1]", "True", "__import__('numpy').float64(1)"])
 def test_only_text_and_numbers_can_be_quoted(tmp_path, value):
     path = tmp_path / "page.md"
