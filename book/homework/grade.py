@@ -48,7 +48,6 @@ from nbgrader.converters import Autograde
 from nbgrader.preprocessors import (
     CheckCellMetadata,
     ClearOutput,
-    LimitOutput,
     OverwriteCells,
     SaveAutoGrades,
 )
@@ -158,7 +157,7 @@ def autograde(root: Path, slug: str, student: str, limits: Limits) -> nbformat.N
         permissions=644,
     )
     converter.sanitize_preprocessors = [ClearOutput, OverwriteCells, CheckCellMetadata]
-    converter.autograde_preprocessors = [execute, LimitOutput, SaveAutoGrades, CheckCellMetadata]
+    converter.autograde_preprocessors = [execute, SaveAutoGrades, CheckCellMetadata]
     converter.log = logging.getLogger("traitlets")
     try:
         converter.start()
