@@ -140,7 +140,8 @@ def test_every_widget_of_the_chapter_is_alive(built_book, page):
     assert names >= {"GroupAdvantage", "RareSuccess", "CreditShare", "AnswerBox"}
     for root in page.locator("[data-widget]").all():
         assert root.locator("button, input, select").count() > 0
-        assert root.locator("[data-readout]").count() > 0
+        if root.get_attribute("data-widget") != "AnswerBox":  # it says nothing before an answer
+            assert root.locator("[data-readout]").count() > 0
 
 
 def test_the_widget_stands_with_the_numbers_of_the_text(built_book, page):
@@ -156,7 +157,7 @@ def test_the_widget_stands_with_the_numbers_of_the_text(built_book, page):
 
 def test_quoted_values_are_filled_in(built_book, page):
     page.goto(address(built_book, GRPO))
-    values = page.locator(".quoted-value").all_inner_texts()
+    values = page.locator(".quoted-value").all_text_contents()
     source = (ROOT / "chapters" / "11-grpo.md").read_text("utf-8")
     assert len(values) >= len(re.findall(r"\{eval\}`", source)) * 0.9
     assert all(value.strip() for value in values)
@@ -215,4 +216,4 @@ def test_headings_are_in_order_and_pictures_described(built_book, page):
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     alts = page.locator("article img").evaluate_all("list => list.map(node => node.alt)")
-    assert all(len(alt) > 10 for alt in alts)
+    assert all(len(alt) > 10 and not alt.endswith((".svg", ".png")) for alt in alts)
