@@ -16,6 +16,7 @@ from book import bootstrap
 COMMANDS = {
     "setup": ("", "make .venv and install the pinned packages; nothing else"),
     "build": ("book.build", "run every chapter and build the pages into build/html"),
+    "book": ("book.build", "the same as build"),
     "lab": ("book.lab", "open JupyterLab; double-click a chapter to run it"),
     "serve": ("book.serve", "serve build/html on this machine [--port N]"),
     "test": ("book.test", "lint, types and all tests [pytest arguments]"),
@@ -34,7 +35,7 @@ def print_help() -> None:
     print("python -m book <command>        (or: make <command>)\n")
     for name, (_, text) in COMMANDS.items():
         print(f"  {name:<10}{text}")
-    print("\nmake grade SUBMISSIONS=folder   make book = python -m book build")
+    print("\nmake grade SUBMISSIONS=folder   every command is a target of make too")
 
 
 def clean(arguments: list[str]) -> None:
