@@ -2,7 +2,7 @@
 
 Links and anchors that lead nowhere, files taken from outside, mathematics or widgets left as text,
 pictures without a description; and in the sources, bold that Markdown does not close before a
-Korean particle.
+Korean particle, and titles that a translation cannot reach.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ RAW_WIDGET = re.compile(
     r"A Jupyter Widget|<widgets\.|^\w+\(children=|Widget object at 0x|\w+Model\("
 )
 RAW_ROLE = re.compile(r"\{(?:eval|ref|doc|numref|eq|cite[pt]?|math)\}")
+TITLED = re.compile(r"[`:]{3,}\{exercise(?:-start)?\}[ \t]+\D")
 HANGUL = re.compile("[\uac00-\ud7a3]")
 # attributes through which a page takes a file (a link that a reader may follow is none of them)
 TAKES = (
@@ -134,8 +135,12 @@ def check_sources(root: Path = ROOT) -> list[str]:
     problems = []
     files = [*root.glob("*.md"), *root.glob("chapters/**/*.md"), *root.glob("book/locale/**/*.po")]
     for path in sorted(files):
-        for line, text in open_bold(path.read_text("utf-8")):
-            problems.append(f"{path.relative_to(root)}:{line}: ** is not closed: {text[:60]!r}")
+        name, text = path.relative_to(root), path.read_text("utf-8")
+        for line, bold in open_bold(text):
+            problems.append(f"{name}:{line}: ** is not closed: {bold[:60]!r}")
+        for line, words in enumerate(text.splitlines(), 1):
+            if TITLED.match(words):
+                problems.append(f"{name}:{line}: a title here cannot be translated; put it below")
     return problems
 
 

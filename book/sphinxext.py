@@ -6,11 +6,13 @@ Each part is a few lines; a page is read in pages.py and run in execute.py.
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from docutils import nodes
+from myst_nb.sphinx_ import HideCodeCellNode
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
@@ -80,6 +82,20 @@ class PrintedSource(SphinxPostTransform):
                     outputs.remove(form)
 
 
+def open_fold(self: Any, node: nodes.Element) -> None:
+    """A fold that is called what it says; myst-nb's own calls every one "Toggle hidden content"."""
+    self.body.append(f'<details class="admonition hide {" ".join(node["classes"])}">\n<summary>\n')
+    for state in ("show", "hide"):
+        kind = "collapsed" if state == "show" else "expanded"
+        text = escape(node[f"prompt_{state}"])
+        self.body.append(f'<p class="{kind} admonition-title">{text}</p>\n')
+    self.body.append("</summary>\n")
+
+
+def close_fold(self: Any, node: nodes.Element) -> None:
+    self.body.append("</details>\n")
+
+
 def write_widgets(app: Sphinx, _config: Any) -> None:
     """Put the widgets' modules, joined in one classic script, among the page's static files."""
     folder = Path(app.doctreedir).parent / "widget-static"
@@ -139,6 +155,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("eval", QuotedValue(), override=True)
     app.connect("doctree-read", name_exercise_cells)
     app.add_post_transform(PrintedSource)
+    app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))
     app.connect("config-inited", write_widgets)
     app.connect("html-page-context", offer_notebook, priority=100)
     app.connect("html-page-context", add_colab_button, priority=900)

@@ -86,3 +86,12 @@ def test_bold_before_a_korean_particle(text, bad):
 
 def test_the_sources_are_sound():
     assert check_sources() == []
+
+
+def test_a_title_that_translation_cannot_reach_is_found(tmp_path):
+    (tmp_path / "chapters").mkdir()
+    text = "# Page\n\n```{exercise} Write it\n:label: a\n```\n\n```{exercise}\n:label: b\n```\n"
+    (tmp_path / "chapters" / "page.md").write_text(text, encoding="utf-8")
+    assert check_sources(tmp_path) == [
+        "chapters/page.md:3: a title here cannot be translated; put it below"
+    ]
