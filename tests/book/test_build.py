@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 
+from book import dependencies
 from book.build import build
 from book.execute import ChapterError, execute_page
 
@@ -112,7 +113,7 @@ def test_two_builds_from_nothing_are_the_same_bytes(demo, tmp_path):
     assert differ == []
 
 
-def test_text_edit_runs_nothing_and_code_edit_runs_the_page(tmp_path, capfd):
+def test_text_edit_runs_nothing_and_code_edit_runs_the_page(tmp_path, capfd, monkeypatch):
     text = HEADER + "# Page\n\n" + cell("print(1 + 1)") + "Old words.\n"
     source = make_source(tmp_path, page=text)
     build(source, work=source / "build")
@@ -127,6 +128,10 @@ def test_text_edit_runs_nothing_and_code_edit_runs_the_page(tmp_path, capfd):
     build(source, work=source / "build")
     assert "ran chapters/page.md" in capfd.readouterr().out
     assert ">42" in html.read_text("utf-8")
+    # as when a module that the page imports has changed (see test_dependencies.py)
+    monkeypatch.setattr(dependencies, "fingerprint", lambda source: "another")
+    assert execute_page(page, "chapters/page.md", source / "build", timeout=60)
+    assert not execute_page(page, "chapters/page.md", source / "build", timeout=60)
 
 
 def test_a_failed_cell_fails_every_build_until_it_is_mended(tmp_path):
