@@ -25,7 +25,7 @@ COMMANDS = {
     "homework": ("book.homework.release", "write the release notebooks into build/homework"),
     "grade": ("book.homework.grade", "grade a folder of submissions: grade FOLDER"),
     "record": ("book.record", "train and record the runs that the chapters plot (hours)"),
-    "clean": ("", "remove build/ and the caches; --all removes .venv too"),
+    "clean": ("", "remove what was built, grades excepted; --all: grades and .venv too"),
     "help": ("", "print this list"),
 }
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
@@ -39,14 +39,23 @@ def print_help() -> None:
 
 
 def clean(arguments: list[str]) -> None:
-    """Remove what the other commands made, inside the project only."""
-    doomed = [bootstrap.ROOT / name for name in ("build", *CACHES)]
+    """Remove what the other commands made, inside the project only.
+
+    Grades stay unless --all is given: a grade book may hold manual scores, which nothing remakes.
+    """
+    built = bootstrap.ROOT / "build"
+    doomed = [path for path in built.glob("*") if path.name != "grades"]
+    doomed += [bootstrap.ROOT / name for name in CACHES]
     if "--all" in arguments:
-        doomed.append(bootstrap.VENV)
+        doomed += [built, bootstrap.VENV]
     for path in doomed:
-        if path.exists():
+        if path.is_dir():
             shutil.rmtree(path)
-            print(f"removed {path}")
+        elif path.exists():
+            path.unlink()
+        else:
+            continue
+        print(f"removed {path}")
 
 
 def main(arguments: list[str]) -> int:

@@ -90,6 +90,7 @@ def _run(notebook: nbformat.NotebookNode, path: Path, name: str, work: Path, tim
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         allow_errors=False,
+        store_widget_state=False,  # the page mounts the widgets itself; it would double its size
         on_cell_execute=on_start,
     )
     try:

@@ -35,4 +35,6 @@ def check_folder(out: Any, resume: bool) -> None:
     if resume and out is None:
         raise ValueError("resume: needs out, the folder of the run to go on with")
     if out is not None and not resume and (Path(out) / "run.json").exists():
-        raise ValueError(f"out: {str(out)!r} already holds a run; resume=True goes on with it")
+        raise ValueError(
+            f"out: {str(out)!r} already holds a run; resume=True (--resume) goes on with it"
+        )

@@ -11,6 +11,7 @@ import torch
 from rlcore.algorithms import Algorithm, by_name
 from rlcore.models import build_model, build_tokenizer
 from rlcore.tasks import Task, get_task
+from rlcore.training.checks import check_positive, check_whole
 from rlcore.training.record import Run
 from rlcore.training.sft import train_sft
 
@@ -30,6 +31,12 @@ class Recipe:
     group_size: int = 8
     learning_rate: float = 5e-4
     final_learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_whole(1, sft_steps=self.sft_steps, sft_batch_size=self.sft_batch_size)
+        check_whole(1, steps=self.steps, prompts_per_step=self.prompts_per_step)
+        check_whole(2, group_size=self.group_size)
+        check_positive(sft_learning_rate=self.sft_learning_rate, learning_rate=self.learning_rate)
 
     def sft_settings(self) -> dict[str, Any]:
         """The keyword arguments of `train_sft`, seed apart."""

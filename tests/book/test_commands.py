@@ -215,3 +215,23 @@ def test_a_round_trip_through_jupytext_changes_nothing(path):
 
 def test_there_is_a_chapter():
     assert ROOT / "chapters" / "11-grpo.md" in tidy.chapters()
+
+
+def test_clean_keeps_the_grades_unless_told(tmp_path, monkeypatch) -> None:
+    from book import __main__ as commands
+
+    def make() -> None:
+        for name in ("html/index.html", "grades/scores.csv", ".lock"):
+            path = tmp_path / "build" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+
+    monkeypatch.setattr(commands.bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(commands.bootstrap, "VENV", tmp_path / ".venv")
+    make()
+    commands.clean([])
+    kept = [path.name for path in (tmp_path / "build").iterdir()]
+    assert kept == ["grades"]
+    make()
+    commands.clean(["--all"])
+    assert not (tmp_path / "build").exists()

@@ -51,8 +51,10 @@ def test_no_solution_line_of_a_real_chapter_leaks(path, tmp_path):
     chapter = read_chapter(path)
     made = releases.write_release(chapter, tmp_path)
     text = "\n".join(sources(made))
+    shown = "\n".join(
+        part.source for one in chapter.exercises for part in one.cells("exercise", "test")
+    )
     for exercise in chapter.exercises:
-        shown = "\n".join(part.source for part in exercise.cells("exercise", "test"))
         for part in exercise.cells("solution", "hidden-test"):
             for line in part.source.splitlines():
                 plain = line.strip()

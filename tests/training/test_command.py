@@ -181,3 +181,17 @@ def test_recipes_are_complete_and_changes_are_checked() -> None:
         recipe("sort", stepz=7)
     names = {field.name for field in fields(changed)}
     assert {"steps", "learning_rate", "group_size", "prompts_per_step"} <= names
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group_size": 1}, "group_size: found 1; wanted a whole number of at least 2"),
+        ({"steps": 0}, "steps: found 0; wanted a whole number of at least 1"),
+        ({"sft_steps": 2.5}, "sft_steps: found 2.5; wanted a whole number"),
+        ({"learning_rate": -1.0}, "learning_rate: found -1.0; wanted a finite number above 0"),
+    ],
+)
+def test_a_recipe_is_checked_before_anything_is_trained(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe("sort", **change)

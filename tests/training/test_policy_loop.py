@@ -404,7 +404,7 @@ def test_bad_input(change: dict, message: str, coin, make) -> None:
 
 def test_a_folder_with_a_run_is_not_overwritten(coin, make, tmp_path) -> None:
     train_policy(*make(), coin, ROWS["grpo"], **SETTINGS, out=tmp_path)
-    with pytest.raises(ValueError, match="already holds a run; resume=True goes on with it"):
+    with pytest.raises(ValueError, match=r"already holds a run; resume=True \(--resume\) goes on"):
         train_policy(*make(), coin, ROWS["grpo"], **SETTINGS, out=tmp_path)
 
 
