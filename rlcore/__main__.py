@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(options: argparse.Namespace) -> int:
     """SFT, and unless `sft` was asked for, the policy loop from there (or from --start)."""
     from rlcore import models, training
+    from rlcore.checks import check_folder
     from rlcore.tasks import get_task
-    from rlcore.training.checks import check_folder
 
     policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
     sft_names = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
@@ -148,7 +148,9 @@ def _report(run: Any) -> int:
     return 0 if run.finished else 130
 
 
-def _accuracy(result: dict[str, float]) -> str:
+def _accuracy(result: dict[str, Any]) -> str:
+    if None in (result["greedy"], result["sampled"]):
+        return f"the verifier left {result['missing']:.0f} responses without a reward"
     return (
         f"held-out accuracy: greedy {result['greedy']:.3f} ± {result['greedy_se']:.3f}, "
         f"sampled {result['sampled']:.3f} ± {result['sampled_se']:.3f} (± one standard error, "

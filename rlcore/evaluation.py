@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from rlcore.checks import check_seed, check_whole
 from rlcore.sampling import sample
-from rlcore.tasks import Task
+from rlcore.tasks import Task, rate
 
 
 def evaluate(
@@ -22,7 +23,8 @@ def evaluate(
     temperature: float = 1.0,
     seed: int = 0,
     prompts_per_batch: int = 256,
-) -> dict[str, float]:
+    allow_unrated: bool = False,
+) -> dict[str, Any]:
     """Mean verifier reward on `n` different problems of a split.
 
     greedy: with the most likely token each time. sampled: `samples_per_prompt` responses at
@@ -30,14 +32,18 @@ def evaluate(
     responses to one problem are averaged first, they are not independent). mean_length: tokens per
     sampled response with its terminal token; greedy_length likewise. truncated: share of sampled
     responses cut at `task.max_new_tokens`. missing: responses (both kinds) on which the verifier
-    abstained; they are left out. The problems and the random numbers depend on `seed` only.
+    abstained or failed (see `rate`); they are left out. The problems and the random numbers depend
+    on `seed` only.
 
-    Raises ValueError as `Task.prompts` and `sample` do, and where no response was rated.
+    Raises ValueError as `Task.prompts` and `sample` do, and where no response was rated; with
+    allow_unrated that mean and its standard error are None instead.
     """
+    check_whole(1, n=n, samples_per_prompt=samples_per_prompt, prompts_per_batch=prompts_per_batch)
+    check_seed(seed)
     prompts = task.prompts(split, n, seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    result: dict[str, float] = {}
-    missing = 0
+    result: dict[str, Any] = {}
+    missing, failed = 0, None
     for name, copies in (("greedy", 1), ("sampled", samples_per_prompt)):
         means, lengths, cut = [], [], []
         for first in range(0, n, prompts_per_batch):
@@ -56,16 +62,21 @@ def evaluate(
             cut += out.truncated.tolist()
             for i, prompt in enumerate(batch):
                 texts = out.texts[i * copies : (i + 1) * copies]
-                rewards = [r for r in (task.verify(prompt, t) for t in texts) if r is not None]
+                rated = [rate(task, prompt, text) for text in texts]
+                rewards = [reward for reward, _ in rated if not math.isnan(reward)]
+                failed = failed or next((error for _, error in rated if error), None)
                 missing += copies - len(rewards)
                 if rewards:
                     means.append(sum(rewards) / len(rewards))
-        if not means:
-            raise ValueError(f"task: the verifier of {task.name!r} rated no response")
-        mean = sum(means) / len(means)
-        spread = sum((m - mean) ** 2 for m in means) / max(len(means) - 1, 1)
-        result[name] = mean
-        result[f"{name}_se"] = math.sqrt(spread / len(means))
+        if not means and not allow_unrated:
+            why = f" (first error: {failed})" if failed else ""
+            raise ValueError(f"task: the verifier of {task.name!r} rated no response{why}")
+        result[name] = result[f"{name}_se"] = None
+        if means:
+            mean = sum(means) / len(means)
+            spread = sum((m - mean) ** 2 for m in means) / max(len(means) - 1, 1)
+            result[name] = mean
+            result[f"{name}_se"] = math.sqrt(spread / len(means))
         length = sum(lengths) / len(lengths)
         result["mean_length" if name == "sampled" else "greedy_length"] = length
         if name == "sampled":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rlcore.tasks.robot import ROBOT
 from rlcore.tasks.sort import SORT, SORT_UNSEEN
-from rlcore.tasks.task import SPLITS, Task
+from rlcore.tasks.task import SPLITS, Task, rate
 
 TASKS = {task.name: task for task in (SORT, SORT_UNSEEN, ROBOT)}
 
-__all__ = ["ROBOT", "SORT", "SORT_UNSEEN", "SPLITS", "TASKS", "Task", "get_task"]
+__all__ = ["ROBOT", "SORT", "SORT_UNSEEN", "SPLITS", "TASKS", "Task", "get_task", "rate"]
 
 
 def get_task(name: str) -> Task:

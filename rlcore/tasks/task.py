@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from zlib import crc32
 
 SPLITS = ("train", "held-out")
+LARGEST_REWARD = 1e100  # beyond it squares, and so standard deviations, overflow
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,20 @@ class Task:
             if len(found) == n:
                 return list(found)
         raise ValueError(f"n: {n} different problems wanted; {split!r} gave only {len(found)}")
+
+
+def rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
+    """(reward, error) of a response: what the verifier says, or NaN for a missing reward.
+
+    None and NaN mean that it abstains. A verifier that raises, or returns something that is not a
+    finite number of at most `LARGEST_REWARD`, does not stop a run: the reward is missing, and the
+    error says why.
+    """
+    try:
+        value = task.verify(prompt, response)
+        reward = math.nan if value is None else float(value)
+        if abs(reward) > LARGEST_REWARD:
+            raise ValueError(f"the verifier returned {reward}")
+    except Exception as error:  # any error of a verifier is the verifier's
+        return math.nan, f"{type(error).__name__}: {error}"
+    return reward, None

@@ -72,7 +72,7 @@ def run_loop(
     learning_rate: Callable[[int], float],
     steps: int,
     seed: int,
-    evaluation: Callable[[], dict[str, float]] | None,
+    evaluation: Callable[[], dict[str, Any]] | None,
     evaluate_every: int,
     checkpoint_every: int,
     resume: bool,

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import Algorithm
+from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.sampling import sample
 from rlcore.tasks import Task
-from rlcore.training.checks import check_final, check_folder, check_positive, check_whole
 from rlcore.training.loop import NonFiniteError, Place, run_loop
 from rlcore.training.record import Recorder, Run
 from rlcore.training.rollout import compare, describe, examples, score, verify
@@ -73,6 +73,7 @@ def train_policy(
     measure_kl: keep a copy of the start and record the KL to it even where the row has no KL term.
     A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
     update; it is counted, and what was raised is in `Run.errors`.
+    A held-out mean of nothing but missing rewards is None.
     Other arguments, and what is raised: see `train_sft`.
 
     Metrics per step: reward (mean of those not missing), reward_std (mean over groups of the
@@ -87,7 +88,8 @@ def train_policy(
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
     check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=rows)
     check_whole(2, group_size=group_size)
-    check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    check_seed(seed)
+    check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_whole(0, samples_every=samples_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     check_positive(temperature=temperature)
@@ -182,7 +184,12 @@ def train_policy(
             steps=steps,
             seed=seed,
             evaluation=lambda: evaluate(
-                model, tokenizer, task, n=evaluate_n, temperature=temperature
+                model,
+                tokenizer,
+                task,
+                n=evaluate_n,
+                temperature=temperature,
+                allow_unrated=True,
             ),
             evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from rlcore.algorithms import Algorithm, by_name
+from rlcore.checks import check_positive, check_whole
 from rlcore.models import build_model, build_tokenizer
 from rlcore.tasks import Task, get_task
-from rlcore.training.checks import check_positive, check_whole
 from rlcore.training.record import Run
 from rlcore.training.sft import train_sft
 

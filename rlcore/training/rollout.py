@@ -14,26 +14,19 @@ from rlcore.algorithms import Algorithm, compute_advantages
 from rlcore.objectives.advantages import equal_groups
 from rlcore.objectives.kl import kl_per_token
 from rlcore.sampling import Samples, response_logprobs
-from rlcore.tasks import Task
+from rlcore.tasks import Task, rate
 
 
 def verify(task: Task, samples: Samples, step: int) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Rewards (B,) in float64, NaN where missing, and what the verifier raised.
+    """Rewards (B,) in float64, NaN where missing, and the errors of the verifier (see `rate`).
 
-    A verifier that raises, or returns something that is not a finite number, does not stop a run:
-    its reward is missing and the error is listed with the response that caused it.
+    An error is listed with the response that caused it.
     """
     rewards, errors = [], []
     for prompt, text in zip(samples.prompts, samples.texts, strict=True):
-        try:
-            value = task.verify(prompt, text)
-            reward = math.nan if value is None else float(value)
-            if math.isinf(reward):
-                raise ValueError(f"the verifier returned {reward}")
-        except Exception as error:  # any error of a verifier is the verifier's
-            reward = math.nan
-            name = f"{type(error).__name__}: {error}"
-            errors.append({"step": step, "error": name, "prompt": prompt, "response": text})
+        reward, error = rate(task, prompt, text)
+        if error is not None:
+            errors.append({"step": step, "error": error, "prompt": prompt, "response": text})
         rewards.append(reward)
     return torch.tensor(rewards, dtype=torch.float64, device=samples.input_ids.device), errors
 

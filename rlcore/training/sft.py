@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.models import encode
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.tasks import Task
-from rlcore.training.checks import check_final, check_folder, check_positive, check_whole
 from rlcore.training.loop import NonFiniteError, Place, apply_gradient, run_loop
 from rlcore.training.record import Recorder, Run
 
@@ -55,7 +55,8 @@ def train_sft(
     gradient is not finite, OSError when a checkpoint cannot be written.
     """
     check_whole(1, steps=steps, batch_size=batch_size, evaluate_n=evaluate_n)
-    check_whole(0, seed=seed, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    check_seed(seed)
+    check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     check_final(final_learning_rate)
     check_folder(out, resume)
@@ -107,7 +108,7 @@ def train_sft(
             learning_rate=rate,
             steps=steps,
             seed=seed,
-            evaluation=lambda: evaluate(model, tokenizer, task, n=evaluate_n),
+            evaluation=lambda: evaluate(model, tokenizer, task, n=evaluate_n, allow_unrated=True),
             evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,
             resume=resume,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -58,11 +59,36 @@ def test_missing_rewards_are_left_out_and_counted(coin, make) -> None:
 
 
 @pytest.mark.parametrize(
+    "bad",
+    [lambda: 1 / 0, lambda: math.nan, lambda: math.inf, lambda: 1e308, lambda: "x", lambda: [1.0]],
+    ids=["raises", "nan", "inf", "1e308", "text", "list"],
+)
+def test_a_bad_verifier_is_missing_as_in_training(bad, coin, make) -> None:
+    calls = itertools.count()
+    task = replace(coin, verify=lambda p, r: bad() if next(calls) % 4 == 0 else 1.0)
+    result = evaluate(*make(), task, n=50)
+    assert (result["sampled"], result["greedy"], result["missing"]) == (1.0, 1.0, 25)
+    with pytest.raises(ValueError, match="rated no response"):
+        evaluate(*make(), replace(coin, verify=lambda p, r: bad()), n=5)
+
+
+@pytest.mark.parametrize("one", ["1", True, torch.tensor(1.0)], ids=["text", "bool", "tensor"])
+def test_what_training_takes_for_a_number_evaluation_takes_too(one, coin, make) -> None:
+    result = evaluate(*make(), replace(coin, verify=lambda p, r: one), n=5)
+    assert all(type(value) is float for value in result.values())
+    assert (result["sampled"], result["greedy"], result["missing"]) == (1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"split": "test"}, "split: found 'test'"),
         ({"n": 0}, "n: found 0"),
-        ({"samples_per_prompt": 0}, "group_size: found 0"),
+        ({"samples_per_prompt": 0}, "samples_per_prompt: found 0"),
+        ({"prompts_per_batch": 0}, "prompts_per_batch: found 0"),
+        ({"prompts_per_batch": -1}, "prompts_per_batch: found -1"),
+        ({"seed": None}, "seed: found None"),
+        ({"seed": 2**70}, r"seed: found 1180591620717411303424; wanted .* below 2\*\*63"),
         ({"temperature": 0}, "temperature: found 0"),
     ],
 )

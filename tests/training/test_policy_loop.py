@@ -219,6 +219,7 @@ def test_all_rewards_missing(coin, make) -> None:
         (lambda: float("inf"), "ValueError: the verifier returned inf"),
         (lambda: "right", "ValueError: could not convert string to float: 'right'"),
         (lambda: {}, "TypeError: float"),
+        (lambda: -1e308, "ValueError: the verifier returned -1e+308"),
     ],
 )
 def test_a_verifier_that_fails_is_counted_and_named(bad, said: str, coin, make, tmp_path) -> None:
@@ -226,8 +227,10 @@ def test_a_verifier_that_fails_is_counted_and_named(bad, said: str, coin, make, 
         return bad() if len(response) == 8 else coin_flip(problem, response)
 
     task = replace(coin, verify=verify)
-    run = train_policy(*make(), task, ROWS["grpo"], **SETTINGS, out=tmp_path / "run")
+    settings = {**SETTINGS, "evaluate_every": 1, "evaluate_n": 32}
+    run = train_policy(*make(), task, ROWS["grpo"], **settings, out=tmp_path / "run")
     assert run.finished
+    assert len(run.evaluations) == len(run.metrics) + 1
     errors = [metrics["verifier_errors"] for metrics in run.metrics]
     assert min(errors) > 0
     assert errors == [metrics["missing_rewards"] for metrics in run.metrics]
@@ -385,6 +388,7 @@ def test_progress_bar_is_text_on_stderr(coin, make, capfd) -> None:
         ({"micro_batch_size": 0}, "micro_batch_size: found 0"),
         ({"seed": -1}, "seed: found -1"),
         ({"seed": None}, "seed: found None"),
+        ({"seed": 2**70}, r"seed: found \d+; wanted a whole number below 2\*\*63"),
         ({"evaluate_every": -1}, "evaluate_every: found -1"),
         ({"evaluate_n": 0}, "evaluate_n: found 0"),
         ({"checkpoint_every": -1}, "checkpoint_every: found -1"),

@@ -1,10 +1,12 @@
-"""What the training loops ask of their arguments."""
+"""What training, sampling and evaluation ask of their arguments."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 from typing import Any
+
+SEEDS = 2**63  # torch takes no larger seed
 
 
 def check_whole(at_least: int, **values: int | None) -> None:
@@ -14,6 +16,13 @@ def check_whole(at_least: int, **values: int | None) -> None:
             raise ValueError(
                 f"{name}: found {value!r}; wanted a whole number of at least {at_least}"
             )
+
+
+def check_seed(seed: int) -> None:
+    """ValueError unless it is a whole number from 0 to 2**63 - 1."""
+    check_whole(0, seed=seed)
+    if seed >= SEEDS:
+        raise ValueError(f"seed: found {seed}; wanted a whole number below 2**63")
 
 
 def check_positive(**values: float) -> None:
