@@ -62,6 +62,50 @@ def test_a_page_is_whole(built_book, new_page, name, width, scheme):
     assert seen.problems() == []
 
 
+HEADER_BUTTONS = ".bd-header-article .btn:visible"
+
+
+@pytest.mark.parametrize("width", [320, 340, 360, 390])
+def test_a_narrow_page_keeps_its_header_and_its_figures(built_book, new_page, width):
+    """Every button lies on the page and apart from the others; a figure scrolls in its own box."""
+    page, seen = new_page(width=width)
+    page.goto(address(built_book, GRPO))
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = [button.bounding_box() for button in page.locator(HEADER_BUTTONS).all()]
+    assert len(boxes) == 8
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    assert all(a["x"] + a["width"] <= b["x"] + 0.5 for a, b in itertools.pairwise(boxes))
+    figure = page.locator("div.cell_output > img").first
+    frame = figure.locator("..")
+    figure.scroll_into_view_if_needed()
+    natural = figure.evaluate("img => img.complete && img.naturalWidth")
+    assert figure.bounding_box()["width"] == pytest.approx(natural, abs=1)
+    assert frame.bounding_box()["width"] < width < natural
+    frame.focus()
+    assert frame.evaluate("box => box === document.activeElement")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.activeElement.scrollLeft > 0")
+    assert page.evaluate("scrollX") == 0
+    assert seen.problems() == []
+
+
+def test_each_button_of_the_header_shows_the_focus(built_book, new_page):
+    page, _ = new_page(width=390)
+    page.goto(address(built_book, GRPO))
+    page.locator("a.btn[href*=colab]").focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")  # :focus-visible is the keyboard's
+    names = []
+    while page.evaluate("document.activeElement.closest('.bd-header-article') !== null"):
+        names.append(page.evaluate("document.activeElement.ariaLabel"))
+        outline = page.evaluate("getComputedStyle(document.activeElement).outline")
+        assert outline.endswith("solid 3px"), names[-1]
+        page.keyboard.press("Tab")
+    assert {"Source repositories", "Download this page", "Search"} <= set(names)
+    assert len(names) >= 7
+
+
 def widget(page, name: str, index: int = 0):
     return page.locator(f'[data-widget="{name}"]').nth(index)
 
