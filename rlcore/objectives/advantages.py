@@ -6,7 +6,7 @@ never by position, so the order of the rows means nothing.
 The same everywhere in this file:
 - rewards (B,): a tensor of any real dtype, or a list of numbers.  NaN (None in a list) is a missing
   reward, the verifier abstained: it is left out of the statistics and its own advantage is 0.
-  +-inf is an error.
+  +-inf is an error, and so is a reward so large that a sum of B could overflow the result's dtype.
 - group_ids (B,): integers, the id of the prompt that each row answers.  A group of one row is an
   error (there is nothing to compare with); a group with one reward that is not missing gets 0.
 - Statistics are computed in float64.  The result is float64 for float64 rewards (and for lists),
@@ -54,11 +54,13 @@ def group_advantages(
     check_number("eps", eps, at_least=0)
     table, cell, dtype = _by_prompt(rewards, group_ids)  # R^(1), ..., R^(G): a line per prompt
 
-    centred = _centre(table)  # R^(g) - mean R
+    compared = table.view(1, -1).sort().values if scale == "batch" else table
+    lift = _lift(compared)
+    centred = _centre(table * lift)  # R^(g) - mean R
     if scale == "none":
-        return centred[cell].to(dtype)
-    std = _std(table if scale == "group" else table.view(1, -1).sort().values, ddof)
-    advantages = torch.where(centred == 0, 0.0, centred / (std + eps))
+        return (centred / lift)[cell].to(dtype)
+    std = _std(compared * lift, ddof)
+    advantages = torch.where(centred == 0, 0.0, centred / (std + eps * lift))
     return advantages[cell].to(dtype)
 
 
@@ -71,8 +73,9 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]
     """
     table, cell, dtype = _by_prompt(rewards, group_ids)
     size = _count(table)  # G, or fewer where rewards are missing
-    advantages = _centre(table) * size / (size - 1).clamp(min=1)
-    return advantages[cell].to(dtype)
+    lift = _lift(table)
+    advantages = _centre(table * lift) * size / (size - 1).clamp(min=1)
+    return (advantages / lift)[cell].to(dtype)
 
 
 def batch_mean_advantages(rewards: Rewards) -> Tensor:
@@ -144,6 +147,15 @@ def _by_prompt(
     -> table (P, G), the cell of every row of the batch (indices of line and column), and the dtype
     of the result."""
     values = read_rewards(rewards)
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    limit = torch.finfo(dtype).max / (4 * len(values))  # a sum over B rows stays finite
+    huge = values.double().abs() > limit
+    if huge.any():
+        row = int(huge.nonzero()[0])
+        raise ValueError(
+            f"rewards must be at most {limit:.3g} in size, so that no sum of {len(values)} "
+            f"overflows; got {values[row].item():g} in row {row}"
+        )
     ids = _read_ids(group_ids, values)
     names, line, size = ids.unique(return_inverse=True, return_counts=True)
     if (size == 1).any():
@@ -158,7 +170,6 @@ def _by_prompt(
     column = place - (size.cumsum(dim=0) - size)[line]  # counted from where its line starts
     table = values.new_full((len(names), int(size.max())), math.nan, dtype=torch.float64)
     table[line, column] = values.double()
-    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     return table, (line, column), dtype
 
 
@@ -185,6 +196,13 @@ def _count(table: Tensor) -> Tensor:
     return (~table.isnan()).sum(dim=1, keepdim=True)
 
 
+def _lift(table: Tensor) -> Tensor:
+    """What each line is multiplied by before its statistics, (P, 1): 1, but 2^500 if all of it is
+    below 2^-500, so that no digit is lost where float64 ends (5e-324).  A power of 2 adds none."""
+    largest = table.abs().nan_to_num(0.0).amax(dim=1, keepdim=True)
+    return torch.where(largest < 2.0**-500, torch.full_like(largest, 2.0**500), 1.0)
+
+
 def _centre(table: Tensor) -> Tensor:
     """R^(g) - mean R of its line; 0 where there is no reward.
 
@@ -198,7 +216,7 @@ def _centre(table: Tensor) -> Tensor:
 
 def _std(table: Tensor, ddof: int) -> Tensor:
     """The std of each line, (P, 1).  Deviations are divided by the largest before they are squared,
-    so that neither tiny nor huge rewards leave the range of float64."""
+    so that no square leaves the range of float64."""
     deviation = _centre(table).abs()
     largest = deviation.amax(dim=1, keepdim=True)
     unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)

@@ -72,6 +72,8 @@ def of_groups(function: Callable) -> list[tuple[Call, str]]:
         (lambda: function(3.0, IDS), "rewards must be a tensor or a list of numbers .* got 3.0"),
         (lambda: function(INF_R, IDS), r"rewards must be finite or missing \(NaN\); got inf in row 1"),
         (lambda: function([1, -math.inf], [0, 0]), r"rewards must be finite or missing \(NaN\); got -inf in row 1"),
+        (lambda: function([1.7e308, -1.7e308], [0, 0]), r"rewards must be at most 2.25e\+307 in size, so that no sum of 2 overflows; got 1.7e\+308 in row 0"),
+        (lambda: function(torch.tensor([0.0, -3e38]), [0, 0]), r"rewards must be at most 4.25e\+37 in size, .*; got -3e\+38 in row 1"),
         (lambda: function(R, IDS[:3]), r"group_ids must be of shape \(4,\), as rewards; got a tensor of shape \(3,\)"),
         (lambda: function(R, IDS.view(2, 2)), r"group_ids must be of shape \(4,\), as rewards; got a tensor of shape \(2, 2\)"),
         (lambda: function(R, IDS.float()), "group_ids must hold integers, the prompts' ids; got .* dtype torch.float32"),
@@ -147,6 +149,7 @@ TABLE = table(
         (lambda: batch_mean_advantages(R[:1]), "rewards must hold at least 2 rows for a batch mean; got 1"),
         (lambda: batch_mean_advantages(R.view(2, 2)), r"rewards must be real and of shape \(B,\)"),
         (lambda: batch_mean_advantages(INF_R), "rewards must be finite or missing .* got inf in row 1"),
+        (lambda: batch_mean_advantages([1.7e308, -1.7e308]), r"rewards must be at most 2.25e\+307 in size"),
         (lambda: batch_mean_advantages("1234"), "rewards must be a tensor or a list of numbers .* got '1234'"),
     ],
     probability_all_equal=[

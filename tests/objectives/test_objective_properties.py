@@ -630,3 +630,27 @@ def test_the_dtype_of_losses(dtype: torch.dtype) -> None:
     logits = torch.zeros(1, 3, 4, dtype=dtype)
     assert token_logprobs(logits, torch.zeros(1, 3, dtype=torch.int64)).dtype == wide
     assert entropy(logits).dtype == wide
+
+
+@pytest.mark.parametrize("power", [-1074, -1073, -1030, -1000, -600, -499, 900, 1016])
+@pytest.mark.parametrize("rewards", [[1.0, 0.0], [1.0, 0.0, 0.0], [3.0, 2.0, -1.0, math.nan]])
+def test_group_statistics_hold_to_both_ends_of_float64(power: int, rewards: list[float]) -> None:
+    """Rewards of a few units of 2^power, down to the smallest number that there is."""
+    unit = 2.0**power
+    tiny = [reward * unit for reward in rewards]
+    ids, two = [0] * len(rewards), [0] * len(rewards) * 2
+    for scale, groups, double in (("group", ids, 1), ("batch", two, 2)):
+        for ddof in (0, 1):
+            options: Any = {"scale": scale, "ddof": ddof}
+            ours = group_advantages(tiny * double, groups, **options)
+            assert ours.tolist() == group_advantages(rewards * double, groups, **options).tolist()
+            guarded = group_advantages(tiny * double, groups, eps=unit, **options)
+            wanted = group_advantages(rewards * double, groups, eps=1.0, **options)
+            assert guarded.tolist() == wanted.tolist()
+    plain = [
+        (leave_one_out_advantages(tiny, ids), leave_one_out_advantages(rewards, ids)),
+        (group_advantages(tiny, ids, scale="none"), group_advantages(rewards, ids, scale="none")),
+        (batch_mean_advantages(tiny), batch_mean_advantages(rewards)),
+    ]
+    for ours, wanted in plain:
+        assert ours.tolist() == [number * unit for number in wanted.tolist()]
