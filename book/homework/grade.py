@@ -227,7 +227,11 @@ class Course:
             names = " and ".join(f"{path.parent.name}/{path.name}" for path in paths)
             why = f"not graded: {len(paths)} notebooks ({names}); leave one and grade again"
             return empty_result(self.chapter, why), False
-        content = hashlib.sha256(paths[0].read_bytes() + repr(self.limits).encode()).hexdigest()
+        try:
+            content = hashlib.sha256(paths[0].read_bytes() + repr(self.limits).encode()).hexdigest()
+        except OSError as error:
+            why = f"not graded: {paths[0].name} cannot be read ({error.strerror})"
+            return empty_result(self.chapter, why), False
         kept = self.root / "results" / f"{safe_id(student)}.json"
         if kept.is_file() and not force:
             known = json.loads(kept.read_text("utf-8"))
@@ -254,7 +258,10 @@ class Course:
 
 
 def write_scores(path: Path, chapters: list[Chapter], results: dict[str, list[Result]]) -> None:
-    """scores.csv: with more than one chapter, the exercises' columns name theirs."""
+    """scores.csv: with more than one chapter, the exercises' columns name theirs.
+
+    A name that a spreadsheet would take for a formula gets an apostrophe in front.
+    """
     single = len(chapters) == 1
     columns = {
         (chapter.slug, one.id): one.id if single else f"{chapter.slug}/{one.id}"
@@ -272,7 +279,8 @@ def write_scores(path: Path, chapters: list[Chapter], results: dict[str, list[Re
             ]
             total, most = (f"{sum(row[key] for row in rows):g}" for key in ("points", "max"))
             status = "; ".join(dict.fromkeys(row["status"] for row in rows))
-            writer.writerow([student, *points, total, most, status])
+            name = f"'{student}" if student.startswith(tuple("=+-@\t\r")) else student
+            writer.writerow([name, *points, total, most, status])
 
 
 def write_feedback(folder: Path, courses: list[Course], results: dict[str, list[Result]]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os.path
 import re
 import unicodedata
 from collections import Counter
@@ -48,15 +49,18 @@ def find_submissions(folder: Path, chapters: Iterable[str]) -> Found:
     slugs, found = list(chapters), Found()
     students: set[str] = set()
     for path in sorted(folder.rglob("*"), key=lambda path: str(path)):
-        parts = path.relative_to(folder).parts
+        parts = [escaped(part) for part in path.relative_to(folder).parts]
         if any(part.startswith((".", "__MACOSX")) for part in parts):
             continue  # .ipynb_checkpoints, .DS_Store
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path.is_dir, False where it may not look
             if len(parts) == 1:
                 students.add(_name(parts[0]))
             continue
         if path.suffix != ".ipynb":
             found.skipped.append(("/".join(parts), "not a notebook (.ipynb)"))
+            continue
+        if os.path.exists(path) and not os.path.isfile(path):
+            found.skipped.append(("/".join(parts), "not a file"))  # reading a pipe never ends
             continue
         slug, rest = _chapter_of(path, slugs)
         student = _name(parts[0]) if len(parts) > 1 else _name(rest)
@@ -74,6 +78,14 @@ def find_submissions(folder: Path, chapters: Iterable[str]) -> Found:
     return found
 
 
+def escaped(text: str) -> str:
+    """The text with lone surrogates, which no file can hold, as `\\ud800`.
+
+    In a string literal of Python that means the same.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _name(text: str) -> str:
     """A student's name from a file or folder: macOS writes Hangul decomposed, others composed."""
     return unicodedata.normalize("NFC", text).strip(" _-.")
@@ -81,7 +93,7 @@ def _name(text: str) -> str:
 
 def _chapter_of(path: Path, slugs: list[str]) -> tuple[str, str]:
     """(the chapter, what is left of the file's name)."""
-    stem = unicodedata.normalize("NFC", path.stem)
+    stem = unicodedata.normalize("NFC", escaped(path.stem))
     for slug in slugs:
         match = re.fullmatch(rf"(.*?)[_\- ]*{re.escape(slug)}(?:\s*\(\d+\))?[_\- ]*(.*)", stem)
         if match:
@@ -90,7 +102,7 @@ def _chapter_of(path: Path, slugs: list[str]) -> tuple[str, str]:
         own = json.loads(path.read_text(encoding="utf-8-sig"))["metadata"]["homework"]["chapter"]
         if isinstance(own, str):
             return own, stem
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # unreadable: grading it says so, under the student's name
     other = re.search(r"(?<!\d)\d\d-[a-z][a-z0-9-]+", stem)
     if other:
@@ -122,7 +134,7 @@ def read_submission(path: Path) -> nbformat.NotebookNode:
             source, metadata = cell.get("source", ""), cell.get("metadata")
             text = "".join(map(str, source)) if isinstance(source, list) else str(source)
             metadata = metadata if isinstance(metadata, dict) else {}
-            cells.append(make(text, metadata=nbformat.from_dict(metadata)))
+            cells.append(make(escaped(text), metadata=nbformat.from_dict(metadata)))
     if not cells:
         raise Unreadable(f"{path.name} is not a notebook: it holds no cells")
     return nbformat.v4.new_notebook(cells=cells)
@@ -139,7 +151,7 @@ def typed_name(notebook: nbformat.NotebookNode) -> str:
                 value = ast.literal_eval(match[1])
             except (ValueError, SyntaxError):
                 continue
-            return value if isinstance(value, str) else ""
+            return escaped(value) if isinstance(value, str) else ""
     return ""
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -350,6 +351,43 @@ def test_a_failure_of_the_grader_is_one_students_row(chapter, reference, tmp_pat
     status = report["students"]["a"][0]["status"]
     assert status == "not graded: the grader failed (RuntimeError: no space left)"
     assert report["students"]["b"][0]["points"] == 7
+
+
+def test_what_cannot_be_read_costs_its_own_student_only(chapter, reference, tmp_path):
+    name = f"{SLUG}.ipynb"
+    for who in ("directory", "formula", "gone", "link", "nested", "pipe", "surrogate"):
+        (tmp_path / "in" / who).mkdir(parents=True)
+    (tmp_path / "in" / "directory" / name).mkdir()
+    (tmp_path / "in" / "link" / name).symlink_to("/nonexistent")
+    (tmp_path / "in" / "gone" / name).symlink_to(name)  # a link to itself
+    (tmp_path / "in" / "nested" / "homework.ipynb").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "in" / "pipe" / name)
+    text = reference.read_text("utf-8").replace("owed = 9000 / 3", "owed = 9000 / 3 # \\ud800")
+    text = text.replace('student_name = \\"\\"', 'student_name = \\"\\ud800\\"')
+    text = text.replace("def center(", "print('\\\\ud800')\\ndef center(")
+    assert text.count("ud800") == 3
+    (tmp_path / "in" / "surrogate" / name).write_text(text, "utf-8")
+    (tmp_path / "in" / "formula").rename(tmp_path / "in" / "=cmd|calc")
+    odd = os.fsdecode(b"kim \xff")
+    (tmp_path / "in" / odd).mkdir()
+    (tmp_path / "in" / odd / name).symlink_to("/nonexistent")
+    out = tmp_path / "out"
+    students = grade.grade_folder(tmp_path / "in", out, [chapter], LIMITS)["students"]
+    says = {who: rows[0]["status"] for who, rows in students.items()}
+    assert says.pop("nested").startswith("not graded: homework.ipynb is not a notebook")
+    none, unread = f"not graded: no notebook of {SLUG}", f"not graded: {name} cannot be read"
+    assert says == {
+        "directory": none,
+        "pipe": none,
+        "=cmd|calc": none,
+        "link": f"{unread} (No such file or directory)",
+        "gone": f"{unread} (Too many levels of symbolic links)",
+        "kim \\udcff": f"{unread} (No such file or directory)",
+        "surrogate": "graded",
+    }
+    assert points(students["surrogate"][0]) == FULL
+    assert students["surrogate"][0]["name_in_notebook"] == "\\ud800"
+    assert "'=cmd|calc," in (out / "scores.csv").read_text("utf-8")
 
 
 def test_main(reference, tmp_path, capsys, monkeypatch):
