@@ -39,6 +39,11 @@ def check_final(final_learning_rate: float) -> None:
         raise ValueError(f"final_learning_rate: found {final_learning_rate!r}; wanted 0 to 1")
 
 
+def brief(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 def check_folder(out: Any, resume: bool) -> None:
     """ValueError for a resume without a folder, and for a folder that holds another run."""
     if resume and out is None:

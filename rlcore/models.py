@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from rlcore.checks import brief
 from rlcore.devices import choose_device, choose_dtype
 
 PAD, EOS = "<pad>", "<eos>"
@@ -143,7 +144,8 @@ def load(
 ) -> tuple[Any, Any]:
     """Read (model, tokenizer) from a folder that `save` or `save_pretrained` wrote.
 
-    Nothing is ever downloaded. Raises ValueError when the folder or its config.json is missing.
+    Nothing is ever downloaded. Raises ValueError when the folder or its config.json is missing, and
+    when tokenizer or weights cannot be read or are not whole.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
@@ -151,13 +153,20 @@ def load(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype, device)
-    with quiet():
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, padding_side="left"
-        )
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=chosen_dtype
-        )
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, padding_side="left"
+            )
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, dtype=chosen_dtype, output_loading_info=True
+            )
+    except Exception as error:  # a damaged file fails in as many ways as there are bytes
+        message = f"path: the model in {str(folder)!r} cannot be read ({brief(error)})"
+        raise ValueError(message) from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"path: the model in {str(folder)!r} has no weights for {missing[0]}")
     return model.to(chosen_device).eval(), tokenizer
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlcore.checks import brief
+
 
 def get_random_state() -> dict[str, Any]:
     """The state of every global generator: python, numpy, torch, and CUDA where there is one."""
@@ -73,13 +75,19 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The state in `path`, or None when there is no such file. No code in it is run.
 
-    Raises ValueError when it was written with other settings: the rest of the run would then be
-    neither the old run nor the new one.
+    Raises ValueError when it is no checkpoint, or was written with other settings: the rest of the
+    run would then be neither the old run nor the new one.
     """
     if not path.is_file():
         return None
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    saved = state["settings"]
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        saved = dict(state["settings"])
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file fails in as many ways as there are bytes
+        message = f"resume: {path} is damaged or not a checkpoint ({brief(error)})"
+        raise ValueError(message) from error
     changed = {
         name: (saved.get(name), settings.get(name))
         for name in sorted({*saved, *settings})

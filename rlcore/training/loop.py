@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rlcore.checks import brief
 from rlcore.models import save
 from rlcore.training.checkpoint import (
     as_tuples,
@@ -90,13 +91,18 @@ def run_loop(
     place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
     modules = {"model": model, **(extra or {})}
     with seeded(seed), deferred_interrupt() as stop:
+        seconds = 0.0
         saved = read_checkpoint(path, run.settings) if resume and path is not None else None
         if saved is not None:
-            for name, module in modules.items():
-                module.load_state_dict(saved[name])
-            optimizer.load_state_dict(saved["optimizer"])
-            place.restore(saved)
-        recorder.begin(place.step, saved["seconds"] if saved else 0.0)
+            try:
+                for name, module in modules.items():
+                    module.load_state_dict(saved[name])
+                optimizer.load_state_dict(saved["optimizer"])
+                place.restore(saved)
+                seconds = float(saved["seconds"])
+            except Exception as error:
+                raise ValueError(f"resume: {path} is damaged ({brief(error)})") from error
+        recorder.begin(place.step, seconds)
         boundary = place.state()
         moved: list[bool] = []  # not empty: the weights are no longer those of the boundary
         hook = optimizer.register_step_pre_hook(lambda *_: moved.append(True))

@@ -98,28 +98,41 @@ class Recorder:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file; a last line that was cut by a crash is left out."""
+    """The rows of a .jsonl file; a last line that was cut by a crash is left out.
+
+    Raises ValueError naming file and line for anything that is not a row with its step.
+    """
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    rows: Rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+            rows[-1]["step"] + 0
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}: line {number} is damaged, not a row with a step") from error
+    return rows
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """A `Run` from its folder. Raises ValueError when the folder has no run.json."""
+    """A `Run` from its folder. Raises ValueError for no run.json, or a damaged file."""
     path = Path(folder)
     if not (path / "run.json").is_file():
         raise ValueError(f"folder: {str(path)!r} is not a run folder (it has no run.json)")
-    described = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    return Run(
-        settings=described["settings"],
-        finished=described["status"] == "finished",
-        interrupted=described["status"] == "interrupted",
-        seconds=described["seconds"],
-        out=path,
-        **{name: read_lines(path / f"{name}.jsonl") for name in LOGS},
-    )
+    logs = {name: read_lines(path / f"{name}.jsonl") for name in LOGS}
+    try:
+        described = json.loads((path / "run.json").read_bytes())
+        return Run(
+            settings=described["settings"],
+            finished=described["status"] == "finished",
+            interrupted=described["status"] == "interrupted",
+            seconds=described["seconds"],
+            out=path,
+            **logs,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path / 'run.json'} is damaged or not of a run") from error
 
 
 def read_records(folder: str | os.PathLike[str]) -> dict[str, list[Run]]:

@@ -150,3 +150,35 @@ def test_threads_are_put_back() -> None:
             devices.using_threads(bad),  # type: ignore[arg-type]
         ):
             pass
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "missing", "no tokenizer", "config"])
+def test_a_damaged_model_folder_is_named(damage: str, tmp_path: Path) -> None:
+    tokenizer = models.build_tokenizer("ab")
+    models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    elif damage == "no tokenizer":
+        for file in (tmp_path / "m").glob("tokenizer*"):
+            file.unlink()
+    elif damage == "config":
+        (tmp_path / "m" / "config.json").write_text("{", "utf-8")
+    else:
+        content = weights.read_bytes()
+        weights.write_bytes({"cut": content[:-100], "empty": b"", "text": b"no weights"}[damage])
+    with pytest.raises(ValueError, match=rf"path: the model in '{tmp_path}/m' cannot be read") as e:
+        models.load(tmp_path / "m")
+    assert "\n" not in str(e.value)
+
+
+def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tokenizer = models.build_tokenizer("ab")
+    models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    kept = {name: w for name, w in load_file(file).items() if "mlp.up" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"has no weights for .*mlp\.up_proj"):
+        models.load(tmp_path / "m")

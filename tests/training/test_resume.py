@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -395,3 +396,54 @@ def test_killed_at_any_moment(coin, make, tmp_path) -> None:
     whole, parts = final_state(tmp_path / "whole"), final_state(out)
     for name in whole:
         assert equal(whole[name], parts[name]), name
+
+
+def damaged(good: bytes) -> dict[str, bytes]:
+    """What may stand in a checkpoint's place."""
+    whole = torch.load(io.BytesIO(good), weights_only=True)
+    files = {"truncated": good[: len(good) // 2], "empty": b"", "text": b"not a checkpoint\n"}
+    changed = {
+        "foreign dict": {"a": 1},
+        "list": [1, 2],
+        "settings of no kind": {**whole, "settings": 3},
+        "no model": {name: part for name, part in whole.items() if name != "model"},
+        "another model": {**whole, "model": {"w": torch.zeros(2)}},
+        "no optimizer": {**whole, "optimizer": None},
+        "no generator": {**whole, "generator": torch.zeros(3)},
+    }
+    for name, state in changed.items():
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        files[name] = buffer.getvalue()
+    return files
+
+
+def test_a_damaged_checkpoint_is_named(coin, make, tmp_path) -> None:
+    train_policy(*make(), coin, row("grpo"), **POLICY, out=tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    for kind, content in damaged(path.read_bytes()).items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"resume: {path} is damaged") as raised:
+            train_policy(*make(), coin, row("grpo"), **POLICY, out=tmp_path, resume=True)
+        assert "\n" not in str(raised.value), kind
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"", b"[1]", b"3", b'{"reward": 1}', b"\xff"])
+def test_a_damaged_log_is_named(line: bytes, coin, make, tmp_path) -> None:
+    train_policy(*make(), coin, row("grpo"), **POLICY, out=tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    number = POLICY["steps"] + 1
+    with pytest.raises(ValueError, match=f"{path}: line {number} is damaged"):
+        train_policy(*make(), coin, row("grpo"), **POLICY, out=tmp_path, resume=True)
+    with pytest.raises(ValueError, match=f"{path}: line {number} is damaged"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"settings": {}}'])
+def test_a_damaged_description_is_named(text: str, tmp_path) -> None:
+    (tmp_path / "run.json").write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=r"run\.json is damaged or not of a run"):
+        read_run(tmp_path)
