@@ -23,7 +23,7 @@ from rlcore.objectives import (
     leave_one_out_advantages,
     policy_loss,
 )
-from rlcore.objectives._checks import Rewards, check_number
+from rlcore.objectives._checks import MAX_WEIGHT, Rewards, check_choice, check_ddof, check_number
 
 ADVANTAGES = ("batch_mean", "leave_one_out", "group_mean", "group_zscore")
 KL_PLACES = ("none", "reward", "loss")
@@ -66,7 +66,6 @@ class Algorithm:
         choices = {
             "reward": ("verifier",),
             "advantage": ADVANTAGES,
-            "ddof": (0, 1),
             "surrogate": SURROGATES,
             "ratio_level": RATIO_LEVELS,
             "aggregation": AGGREGATIONS,
@@ -74,12 +73,11 @@ class Algorithm:
             "kl_estimator": KL_ESTIMATORS,
         }
         for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                listed = ", ".join(map(str, allowed))
-                raise ValueError(f"{field} must be one of {listed}; got {getattr(self, field)!r}")
+            check_choice(field, getattr(self, field), allowed)
+        check_ddof(self.ddof)
         fixed_clip_range(self.epsilon_low, self.epsilon_high)
         check_number("eps", self.eps, at_least=0)
-        check_number("beta", self.beta, at_least=0)
+        check_number("beta", self.beta, at_least=0, at_most=MAX_WEIGHT)
         if self.beta > 0 and self.kl == "none":
             raise ValueError(f'beta must be 0 when kl="none"; got {self.beta}')
         if self.kl == "reward" and self.kl_estimator != "k1":
@@ -163,9 +161,7 @@ def compute_loss(
 def by_name(name: str) -> Algorithm:
     """The row of that name.  ValueError, with the names there are, for any other."""
     rows = {row.name: row for row in (*ROWS, GRPO_MEAN_ONLY)}
-    if name not in rows:
-        raise ValueError(f"algorithm must be one of {', '.join(rows)}; got {name!r}")
-    return rows[name]
+    return rows[check_choice("algorithm", name, tuple(rows))]
 
 
 def _worth(row: Algorithm) -> str:

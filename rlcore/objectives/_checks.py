@@ -4,10 +4,11 @@ Two conventions live here and nowhere else: arithmetic is done in float32 or wid
 the mask leaves out may hold anything (NaN and inf too) without touching value or gradient.
 """
 
+import contextlib
 import math
 import operator
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -15,16 +16,20 @@ from torch import Tensor
 
 Rewards = Tensor | Sequence[float | None]
 
+MAX_WEIGHT = 1e30  # of a factor (beta, epsilon_high): room for it in float32, and for a product
+MAX_LOG_RATIO = 80.0  # e^80 = 6e34 is in the range of float32, e^89 is not
+
 
 def describe(value: Any) -> str:
     """A short description of what was passed, for an error message."""
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+        layout = "" if value.layout == torch.strided else f" and layout {value.layout}"
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}{layout}"
     return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
     return value
 
@@ -37,15 +42,29 @@ def check_number(
     above: float = -math.inf,
     at_most: float = math.inf,
 ) -> float:
-    """A finite real number inside the given limits."""
-    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or value < at_least or value <= above or value > at_most:
+    """A finite real number inside the given limits, as a float (torch takes no huge int)."""
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+    if not math.isfinite(number) or value < at_least or value <= above or value > at_most:
         limits = {">=": at_least, ">": above, "<=": at_most}
         wanted = [f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit)]
         raise ValueError(
             f"{name} must be a finite number {' and '.join(wanted)}; got {describe(value)}"
         )
-    return value
+    return number
+
+
+def check_ddof(ddof: Any) -> int:
+    """0 or 1, as an int (a 0-d integer tensor will do)."""
+    try:
+        known = operator.index(ddof) in (0, 1) and not isinstance(ddof, bool)
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {describe(ddof)}")
+    return operator.index(ddof)
 
 
 def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
@@ -56,6 +75,8 @@ def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
         count = at_least - 1
     if isinstance(value, bool) or count < at_least:
         raise ValueError(f"{name} must be an integer >= {at_least}; got {describe(value)}")
+    if count >= 2**53:
+        raise ValueError(f"{name} must be an integer below 2**53; got {describe(value)}")
     return count
 
 
@@ -68,15 +89,20 @@ def read_rewards(rewards: Rewards) -> Tensor:
     """A tensor (B,); of a list, in float64, with NaN for None."""
     if not isinstance(rewards, Tensor):
         try:
-            numbers = [math.nan if reward is None else +reward for reward in rewards]
+            if isinstance(rewards, Mapping | Set):
+                raise TypeError("no order of rows")
+            numbers = [math.nan if reward is None else float(+reward) for reward in rewards]
             rewards = torch.tensor(numbers, dtype=torch.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(
                 "rewards must be a tensor or a list of numbers (None: missing); got "
                 f"{describe(rewards)}"
             ) from None
-    if rewards.dim() != 1 or len(rewards) == 0 or rewards.is_complex():
+    dense = rewards.layout == torch.strided
+    if rewards.dim() != 1 or len(rewards) == 0 or rewards.is_complex() or not dense:
         raise ValueError(f"rewards must be real and of shape (B,), B >= 1; got {describe(rewards)}")
+    if rewards.is_floating_point() and rewards.itemsize == 1:
+        rewards = rewards.float()  # torch does not sort float8
     if rewards.isinf().any():
         row = int(rewards.isinf().nonzero()[0])
         raise ValueError(
@@ -89,12 +115,17 @@ def read_mask(
     response_mask: Tensor, *, name: str = "response_mask", allow_empty: bool = False
 ) -> Tensor:
     """The mask as booleans (B, T): true where the slot holds a token of the response."""
-    if not isinstance(response_mask, Tensor) or response_mask.dim() != 2:
+    dense = isinstance(response_mask, Tensor) and response_mask.layout == torch.strided
+    if not dense or response_mask.dim() != 2:
         raise ValueError(f"{name} must be a tensor of shape (B, T); got {describe(response_mask)}")
     if response_mask.numel() == 0:
         raise ValueError(
             f"{name} must hold at least one row and one slot; got shape "
             f"{tuple(response_mask.shape)}"
+        )
+    if response_mask.is_complex():
+        raise ValueError(
+            f"{name} must hold only 0 and 1 (or booleans); got {describe(response_mask)}"
         )
     mask = response_mask == 1
     strange = ~mask & (response_mask != 0)
@@ -117,7 +148,8 @@ def read_tokens(name: str, values: Tensor, mask: Tensor) -> Tensor:
     A padded slot is replaced before any arithmetic: multiplying it by 0 would keep its NaN, in the
     value or in the gradient.
     """
-    if not isinstance(values, Tensor) or values.shape != mask.shape:
+    dense = isinstance(values, Tensor) and values.layout == torch.strided
+    if not dense or values.shape != mask.shape:
         raise ValueError(
             f"{name} must be a tensor of shape {tuple(mask.shape)}, that of the mask; got "
             f"{describe(values)}"

@@ -26,9 +26,11 @@ from rlcore.objectives._checks import (
     Rewards,
     check_choice,
     check_count,
+    check_ddof,
     check_number,
     describe,
     read_rewards,
+    to_float,
 )
 
 
@@ -49,9 +51,8 @@ def group_advantages(
     (TRL: ddof=1, eps=1e-4; verl: ddof=1, eps=1e-6); Dr. GRPO, arXiv 2503.20783, sec. 3.2.
     """
     check_choice("scale", scale, ("group", "batch", "none"))
-    if ddof not in (0, 1):
-        raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {ddof!r}")
-    check_number("eps", eps, at_least=0)
+    ddof = check_ddof(ddof)
+    eps = check_number("eps", eps, at_least=0)
     table, cell, dtype = _by_prompt(rewards, group_ids)  # R^(1), ..., R^(G): a line per prompt
 
     compared = table.view(1, -1).sort().values if scale == "batch" else table
@@ -114,12 +115,16 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
 def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
     """P(all G rewards are equal) = p^G + (1-p)^G, when each is 1 with probability p, else 0.
 
-    p in [0, 1], a number or a tensor of any shape; the result is alike.
+    p in [0, 1], a number or a tensor of any shape; the result is alike, in float32 or wider.
     ValueError: p outside [0, 1], group_size < 2.
     """
     check_count("group_size", group_size, at_least=2)
-    values = p if isinstance(p, Tensor) else torch.tensor(p if isinstance(p, int | float) else -1)
-    if not bool(((values >= 0) & (values <= 1)).all()):
+    if isinstance(p, Tensor):
+        inside = not p.is_complex() and bool(((p >= 0) & (p <= 1)).all())
+        p = to_float(p) if inside else p
+    else:
+        inside = isinstance(p, int | float) and 0 <= p <= 1
+    if not inside:
         raise ValueError(f"p must be a probability, in [0, 1]; got {describe(p)}")
     return p**group_size + (1 - p) ** group_size
 
@@ -132,8 +137,7 @@ def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
     1/G <= P(R - mean >= k std) <= 1/(1 + k^2).  ValueError: group_size < 2, ddof not 0 or 1.
     """
     check_count("group_size", group_size, at_least=2)
-    if ddof not in (0, 1):
-        raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {ddof!r}")
+    ddof = check_ddof(ddof)
     return math.sqrt(group_size - 1) if ddof == 0 else (group_size - 1) / math.sqrt(group_size)
 
 
@@ -176,11 +180,11 @@ def _by_prompt(
 def _read_ids(group_ids: Tensor | Sequence[int], values: Tensor) -> Tensor:
     try:
         ids = torch.as_tensor(group_ids)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(
             f"group_ids must be a tensor or a list of integers; got {describe(group_ids)}"
         ) from None
-    if ids.shape != values.shape:
+    if ids.shape != values.shape or ids.layout != torch.strided:
         raise ValueError(
             f"group_ids must be of shape {tuple(values.shape)}, as rewards; got {describe(ids)}"
         )

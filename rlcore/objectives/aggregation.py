@@ -36,13 +36,13 @@ def aggregate(
     tokens for "token_mean") replaces B (the token count), so that the parts add up to the whole.
     allow_empty: rows without a real token add 0 and are not counted in B; else they are an error.
     ValueError: an unknown `how`, shapes that differ, values not finite at a real token, an empty
-    response, `constant` missing or <= 0 or given to another `how`, `total` below the part's count.
+    response, `constant` missing, < 1e-6 or given to another `how`, `total` below the part's count.
     """
     check_choice("how", how, AGGREGATIONS)
     if how == "constant":
         if constant is None:
             raise ValueError("constant must be given to aggregate over a constant; got None")
-        check_number("constant", constant, above=0)
+        constant = check_number("constant", constant, at_least=1e-6)  # dividing must not overflow
     elif constant is not None:
         raise ValueError(f'constant is for "constant" only; got {constant} with "{how}"')
     mask = read_mask(response_mask, allow_empty=allow_empty)

@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from rlcore.objectives._checks import check_choice, check_number, read_mask, read_tokens
+from rlcore.objectives._checks import (
+    MAX_LOG_RATIO,
+    check_choice,
+    check_number,
+    read_mask,
+    read_tokens,
+)
 
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
@@ -28,10 +34,10 @@ def kl_per_token(
     flows through logprobs only.  In k3, d is kept above -max_log_ratio, so that e^-d stays finite.
     Source: Schulman, "Approximating KL divergence", 2020; DeepSeekMath, arXiv 2402.03300, eq. 4.
     ValueError: shapes that differ, log-probs not finite, an empty response (unless allow_empty),
-    an unknown estimator, max_log_ratio <= 0.
+    an unknown estimator, max_log_ratio <= 0 or > 80.
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
-    check_number("max_log_ratio", max_log_ratio, above=0)
+    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     policy = read_tokens("logprobs", logprobs, mask)
     difference = policy - read_tokens("ref_logprobs", ref_logprobs, mask).detach()
@@ -39,5 +45,5 @@ def kl_per_token(
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    difference = difference.clamp(min=-max_log_ratio)
+    difference = difference.clamp(min=-limit)
     return torch.expm1(-difference) + difference

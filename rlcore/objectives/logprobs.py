@@ -26,9 +26,9 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     the distribution that was sampled from.  Policy, old and reference log-probs share it.
     Equal to log_softmax(logits[:, :-1] / temperature) at the chosen tokens, in float32 (float64 for
     float64 logits).  A row whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
-    ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, temperature <= 0.
+    ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, temperature < 1e-30.
     """
-    check_temperature(temperature)
+    temperature = check_temperature(temperature)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating and of shape (B, T, V); got {describe(logits)}")
     batch, length, vocabulary = logits.shape
@@ -57,9 +57,9 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     logits (..., V) -> (...), in float32 (float64 for float64 logits).  A logit of -inf (a token
     that sampling excludes) counts as probability 0 and adds nothing.
-    ValueError: no vocabulary axis, temperature <= 0.
+    ValueError: no vocabulary axis, temperature < 1e-30.
     """
-    check_temperature(temperature)
+    temperature = check_temperature(temperature)
     if not isinstance(logits, Tensor) or logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating and of shape (..., V); got {describe(logits)}")
     if logits.shape[-1] == 0:
@@ -70,13 +70,15 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
 def check_temperature(temperature: float) -> float:
     """Greedy decoding (temperature 0) puts probability 1 on one token: there is no log-prob to
-    compare and no importance ratio, so an objective refuses it."""
-    if temperature == 0:
+    compare and no importance ratio, so an objective refuses it.  Below 1e-30, logits divided by it
+    leave the range of float32."""
+    if isinstance(temperature, int | float) and temperature == 0:
         raise ValueError(
             "temperature must be > 0: greedy decoding (temperature 0) has no log-probs to train "
             "on, since its importance ratio is undefined; got 0"
         )
-    return check_number("temperature", temperature, above=0)
+    check_number("temperature", temperature, above=0)
+    return check_number("temperature", temperature, at_least=1e-30)
 
 
 def _slices(rows: int, vocabulary: int) -> list[slice]:

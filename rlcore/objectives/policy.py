@@ -5,7 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.objectives._checks import check_choice, check_number, describe, read_mask, read_tokens
+from rlcore.objectives._checks import (
+    MAX_WEIGHT,
+    check_choice,
+    check_number,
+    describe,
+    read_mask,
+    read_tokens,
+)
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
 from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
 from rlcore.objectives.ratios import RATIO_LEVELS, fixed_clip_range, importance_ratio
@@ -53,6 +60,7 @@ def policy_loss(
         gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     else:
         gain = advantage * logprobs
+    beta = check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
     kl = _kl(logprobs, ref_logprobs, mask, beta, kl_estimator)  # how far from where we started?
     penalty = beta * (ratio * kl if kl_importance_weighted else kl)
     loss = aggregate(  # how much does each token count?
@@ -88,7 +96,6 @@ def _kl(
     logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, beta: float, estimator: str
 ) -> Tensor:
     """KL per token; 0 without a reference."""
-    check_number("beta", beta, at_least=0)
     if ref_logprobs is not None:
         return kl_per_token(logprobs, ref_logprobs, mask, estimator=estimator, allow_empty=True)
     if beta > 0:

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from rlcore.objectives._checks import check_choice, check_number, read_mask, read_tokens
+from rlcore.objectives._checks import (
+    MAX_LOG_RATIO,
+    MAX_WEIGHT,
+    check_choice,
+    check_number,
+    read_mask,
+    read_tokens,
+)
 
 RATIO_LEVELS = ("token", "sequence", "sequence_sum")
 
@@ -29,10 +36,10 @@ def importance_ratio(
     and inf * 0 cannot arise; beyond it the gradient is 0.
     Source: PPO, arXiv 1707.06347, sec. 3; GSPO, arXiv 2507.18071, eq. 7.
     ValueError: shapes that differ, log-probs not finite, an empty response (unless allow_empty),
-    an unknown level, max_log_ratio <= 0.
+    an unknown level, max_log_ratio <= 0 or > 80.
     """
     check_choice("level", level, RATIO_LEVELS)
-    check_number("max_log_ratio", max_log_ratio, above=0)
+    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     new = read_tokens("logprobs", logprobs, mask)
     log_ratio = new - read_tokens("old_logprobs", old_logprobs, mask).detach()
@@ -40,7 +47,7 @@ def importance_ratio(
         log_ratio = log_ratio.sum(dim=1, keepdim=True)
     if level == "sequence":
         log_ratio = log_ratio / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    ratio = log_ratio.clamp(-max_log_ratio, max_log_ratio).exp()
+    ratio = log_ratio.clamp(-limit, limit).exp()
     return torch.where(mask, ratio, 1.0)
 
 
@@ -48,8 +55,8 @@ def fixed_clip_range(epsilon_low: float, epsilon_high: float) -> tuple[float, fl
     """(1 - eps_low, 1 + eps_high): the range inside which a ratio still has a gradient.
 
     PPO and GRPO take both equal (0.2); DAPO raises the upper one (0.28).
-    ValueError: epsilon_low outside [0, 1], epsilon_high < 0, either not finite.
+    ValueError: epsilon_low outside [0, 1], epsilon_high outside [0, 1e30], either not finite.
     """
-    check_number("epsilon_low", epsilon_low, at_least=0, at_most=1)
-    check_number("epsilon_high", epsilon_high, at_least=0)
-    return 1 - epsilon_low, 1 + epsilon_high
+    low = check_number("epsilon_low", epsilon_low, at_least=0, at_most=1)
+    high = check_number("epsilon_high", epsilon_high, at_least=0, at_most=MAX_WEIGHT)
+    return 1 - low, 1 + high

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from rlcore.objectives._checks import (
+    MAX_WEIGHT,
     Rewards,
     check_number,
     describe,
@@ -30,7 +31,7 @@ def kl_penalized_rewards(
     Source: InstructGPT, arXiv 2203.02155, eq. 2; per response as in RLOO, arXiv 2402.14740.
     ValueError: shapes that differ, log-probs not finite, an empty response, +-inf reward, beta < 0.
     """
-    check_number("beta", beta, at_least=0)
+    beta = check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
     mask = read_mask(response_mask)
     values = read_rewards(rewards)
     if values.shape != mask.shape[:1]:
