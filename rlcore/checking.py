@@ -7,7 +7,7 @@ A test in an exercise counts as failed on any exception, so a check is never sil
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -108,15 +108,16 @@ def check_choice(
             f"check_choice: expected {expected!r} is not among {list(allowed.values())}"
         )
     listing = ", ".join(allowed.values())
-    if value is None or value is ... or value == "":
-        raise CheckFailed(f"{name} is not answered yet: set it to one of {listing}.")
     many = isinstance(value, (list, tuple, set, frozenset))
+    nothing = not value and right != set() if many else isinstance(value, str) and not value.strip()
+    if value is None or value is ... or nothing:
+        raise CheckFailed(f"{name} is not answered yet: set it to one of {listing}.")
     if many and expected is not None and not several:
         raise CheckFailed(f"{name} holds {len(value)} choices; one of {listing} is wanted.")
     chosen = list(value) if many else [value]
     for one in chosen:
         if not isinstance(one, str) or _fold(one) not in allowed:
-            raise CheckFailed(f"{name} is {one!r}; one of {listing} is wanted (as text).")
+            raise CheckFailed(f"{name} is {_show(one)}; one of {listing} is wanted (as text).")
     if right is None or _folded(chosen) == right:
         return
     for hint, wrong in (wrong_turns or {}).items():
@@ -148,7 +149,7 @@ def check_raises(
             f"{name} raises {type(found).__name__} as it should, but the message "
             f"{str(found)!r} does not say {mentions!r}."
         ) from found
-    except Exception as found:
+    except (Exception, SystemExit) as found:
         raise CheckFailed(
             f"{name} raises {type(found).__name__} ({found}); {error.__name__} is wanted."
         ) from found
@@ -168,9 +169,9 @@ def no_input(prompt: object = "") -> str:
 def _tolerances(rtol: float | None, atol: float | None) -> tuple[float, float]:
     if rtol is None and atol is None:
         return 1e-5, 1e-8
-    pair = (rtol or 0.0, atol or 0.0)
+    pair = (0.0 if rtol is None else rtol, 0.0 if atol is None else atol)
     for label, given in zip(("rtol", "atol"), pair, strict=True):
-        if not (math.isfinite(given) and given >= 0):
+        if not isinstance(given, (int, float)) or not 0 <= given <= sys.float_info.max:
             raise ValueError(f"check_close: {label} must be finite and >= 0, got {given!r}")
     return pair
 
@@ -190,9 +191,11 @@ def _as_numbers(value: Any) -> torch.Tensor | None:
         if not isinstance(value, torch.Tensor) and not hasattr(value, "__array__"):
             return None
         tensor = torch.as_tensor(value).detach()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
         return None if tensor.is_complex() else tensor.to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None  # ragged lists, arrays of objects
+    except Exception:
+        return None  # ragged lists, arrays of objects, an answer that raises an error of its own
 
 
 def _numbers_or_fail(value: Any, name: str, *, want_bool: bool) -> torch.Tensor:
@@ -202,10 +205,16 @@ def _numbers_or_fail(value: Any, name: str, *, want_bool: bool) -> torch.Tensor:
         raise CheckFailed(f"{name} is True or False; a number is wanted.")
     numbers = _as_numbers(value)
     if numbers is None:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        raise CheckFailed(f"{name} is {shown} ({type(value).__name__}); numbers are wanted.")
+        raise CheckFailed(f"{name} is {_show(value)} ({type(value).__name__}); numbers are wanted.")
     return numbers
+
+
+def _show(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _is_bool(value: Any) -> bool:

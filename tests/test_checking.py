@@ -1,6 +1,7 @@
 """The checks that exercises call: case E07's table, A06's hint, and what else must not slip by."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -58,6 +59,9 @@ TABLE = [
     (1 + 0j, 1.0, {}, False),
     ([[1.0], [1.0, 2.0]], 1.0, {}, False),
     ({"a": 1.0}, 1.0, {}, False),
+    (torch.ones(3).to_sparse(), torch.ones(3), {}, True),  # the same numbers, stored otherwise
+    (torch.eye(2).to_sparse(), torch.ones(2, 2), {}, False),
+    (10**400, 1.0, {}, False),
     ([], torch.empty(0), {}, True),
     ([], 1.0, {}, False),
 ]
@@ -129,12 +133,34 @@ def test_a_wrong_turn_may_have_another_shape_or_several_values():
         ((1.0, "one"), {}),
         ((1.0, 1.0), {"rtol": -1.0}),
         ((1.0, 1.0), {"atol": NAN}),
+        ((1.0, 1.0), {"rtol": "x"}),
+        ((1.0, 1.0), {"atol": 10**400}),
+        ((1.0, 1.0), {"atol": torch.tensor([1.0, 2.0])}),
         ((1.0, 2.0), {"wrong_turns": {"hint": "text"}}),
     ],
 )
 def test_a_mistake_in_the_test_itself_is_a_value_error(arguments, options):
     with pytest.raises(ValueError, match="check_close"):
         check_close(*arguments, **options)
+
+
+class Shy:
+    """An answer that cannot even be shown."""
+
+    def __repr__(self):
+        raise KeyError("no name")
+
+
+class Prickly(Shy):
+    def __array__(self, dtype=None, copy=None):
+        raise KeyError("no numbers")
+
+
+@pytest.mark.parametrize("value", [Shy(), Prickly(), [Shy()]])
+def test_an_answer_that_cannot_be_shown_is_a_wrong_answer(value):
+    for check in (lambda: check_close(value, 1.0), lambda: check_choice(value, choices="AB")):
+        with pytest.raises(CheckFailed, match=r"is a .* that cannot be shown"):
+            check()
 
 
 def test_check_number_looks_at_the_form_only():
@@ -157,6 +183,13 @@ def test_check_choice():
     for value in (None, ..., "", "D", 1, ["A"], ("B", "C")):
         with pytest.raises(CheckFailed, match="cause"):
             check_choice(value, "B", choices="ABC", name="cause")
+    for value in ([], (), set(), " "):
+        for expected in (None, "B", ["A", "C"]):
+            with pytest.raises(CheckFailed, match="cause is not answered yet"):
+                check_choice(value, expected, choices="ABC", name="cause")
+    check_choice([], [], choices="ABC")  # none of them is the answer
+    with pytest.raises(CheckFailed, match="one of A, B, C is wanted"):
+        check_choice(np.array(["A", "B"]), choices="ABC")
     with pytest.raises(CheckFailed, match="not right"):
         check_choice({"A"}, {"A", "C"}, choices="ABC")
     with pytest.raises(CheckFailed, match="cause: the other axis"):
@@ -175,10 +208,12 @@ def test_check_raises():
     check_raises(refuse, ValueError, mentions="Group")
     for call, says in [
         (lambda: 1, "raises nothing"),
+        (sys.exit, "raises SystemExit .* ValueError is wanted"),
         (lambda: [][0], "raises IndexError .* ValueError is wanted"),
     ]:
         with pytest.raises(CheckFailed, match=f"f {says}"):
             check_raises(call, ValueError, name="f")
+    check_raises(lambda: sys.exit("enough"), SystemExit, mentions="enough")
     with pytest.raises(CheckFailed, match="does not say 'eps'"):
         check_raises(refuse, ValueError, mentions="eps")
 
