@@ -47,6 +47,9 @@ class TeachingWidget(anywidget.AnyWidget):
         traits.setdefault("name", re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower())
         check_name(traits["name"])
         check_choice("language", traits.get("language", ""), ("", *LANGUAGES))
+        for argument in traits:
+            if not self.has_trait(argument):
+                raise TypeError(f"{type(self).__name__} has no argument {argument!r}")
         super().__init__(**traits)
         self._answer()
         self.observe(self._answer, names=list(self.parameters))

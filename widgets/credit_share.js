@@ -3,6 +3,7 @@
 
 const LEAST = 2;
 const MOST = 64;
+const MOST_CHARACTERS = 200; // of a phrase
 const EDGES = ".,;:!?\"'()";
 
 const labels = {
@@ -13,6 +14,7 @@ const labels = {
     own: "Your own phrase",
     ownHint: "Type words of the answers, or select them in an answer with the mouse.",
     empty: "A phrase needs at least one word.",
+    long: (most) => `A phrase holds at most ${most} characters.`,
     use: "Show",
     answer: (i) => `Answer ${i}`,
     right: "right",
@@ -42,6 +44,7 @@ const labels = {
     own: "직접 고른 구절",
     ownHint: "답에 있는 낱말을 입력하거나, 답에서 마우스로 선택하세요.",
     empty: "구절에는 낱말이 하나 이상 있어야 합니다.",
+    long: (most) => `구절은 ${most}자까지입니다.`,
     use: "보기",
     answer: (i) => `답 ${i}`,
     right: "정답",
@@ -68,6 +71,10 @@ const labels = {
 
 function tokensOf(text) {
   return typeof text === "string" ? text.split(/[ \t\r\n\f\v]+/).filter(Boolean) : [];
+}
+
+function isLong(phrase) {
+  return [...phrase].length > MOST_CHARACTERS;
 }
 
 /** The token as it is compared: no letter case, no punctuation at its edges. */
@@ -102,6 +109,7 @@ function compute({ answers, rewards, phrase, ddof = 0 }) {
   demand(rewards.every((reward) => reward === 0 || reward === 1), "rewards must be 0 or 1");
   const wanted = tokensOf(phrase).map(plainToken);
   demand(wanted.length > 0, "phrase must hold at least one word");
+  demand(!isLong(phrase), `phrase must hold at most ${MOST_CHARACTERS} characters`);
   const texts = answers.map(tokensOf);
   demand(texts.every((text) => text.length > 0), "every answer must hold at least one word");
 
@@ -127,7 +135,12 @@ function build({ body, words, change, extra }) {
   const phrases = extra("phrases") ?? [];
   const question = extra("question");
   const offered = buttonRow(words.offered, phrases, (i) => change({ phrase: phrases[i] }));
-  const input = h("input", { type: "text", class: "rw-text", "aria-label": words.own, maxlength: 200 });
+  const input = h("input", {
+    type: "text",
+    class: "rw-text",
+    "aria-label": words.own,
+    maxlength: MOST_CHARACTERS,
+  });
   const complaint = h("span", { role: "status", "aria-live": "polite", class: "rw-said" });
   const entry = h(
     "div",
@@ -159,9 +172,10 @@ function build({ body, words, change, extra }) {
   );
 
   function pick(phrase) {
-    const tokens = tokensOf(phrase);
-    complaint.textContent = tokens.length ? "" : words.empty;
-    if (tokens.length) change({ phrase: tokens.join(" ") });
+    const chosen = tokensOf(phrase).join(" ");
+    const wrong = chosen === "" ? words.empty : isLong(chosen) ? words.long(MOST_CHARACTERS) : "";
+    complaint.textContent = wrong;
+    if (!wrong) change({ phrase: chosen });
   }
 
   /** Words selected with the mouse in one answer, widened to whole tokens. */

@@ -11,6 +11,7 @@ from rlcore.objectives import group_advantages
 from widgets.base import TeachingWidget, check_choice, check_numbers, module_text, signed
 
 LEAST, MOST = 2, 64
+MOST_CHARACTERS = 200  # of a phrase
 _SPACE = re.compile(r"[ \t\r\n\f\v]+")
 _EDGES = ".,;:!?\"'()"
 
@@ -59,7 +60,8 @@ class CreditShare(TeachingWidget):
     Every token of an answer is pushed by the answer's advantage, or by A / |y| under the mean per
     response; the phrase's credit is the sum of the advantages of the answers that hold it. Tokens
     are words between spaces; letter case and punctuation at a word's edge do not count in a match.
-    `phrases`: those offered for a click. Default: `SUM_TO_100`.
+    `phrases`: those offered for a click. Default: `SUM_TO_100`. A phrase holds at most 200
+    characters. Raises `ValueError` on bad input.
     """
 
     parameters = ("answers", "rewards", "phrase", "ddof")
@@ -88,11 +90,13 @@ class CreditShare(TeachingWidget):
         if not isinstance(phrases, (list, tuple)):
             raise ValueError(f"phrases must be a list of texts, found {phrases!r}")
         for i, offered in enumerate(phrases):
-            tokens_of(f"phrases[{i}]", offered)
+            phrase_tokens(f"phrases[{i}]", offered)
         if phrase is None:
-            phrase = phrases[0] if phrases else tokens_of("answers[0]", answers[0])[0]
+            phrase = phrases[0] if phrases else answer_tokens(answers)[0][0]
         if question is None:
             question = SUM_TO_100.question if ours else ""
+        if not isinstance(question, str):
+            raise ValueError(f"question must be a text, found {question!r}")
         self.compute(answers, rewards, phrase, ddof)
         super().__init__(
             answers=list(answers),
@@ -110,9 +114,7 @@ class CreditShare(TeachingWidget):
         `spans` (per answer, [start, end) of each occurrence of the phrase), `credit`,
         `credit_mean` (the same sum with A / |y|), `count_right`, `count_wrong`."""
         check_choice("ddof", ddof, (0, 1))
-        if not isinstance(answers, (list, tuple)) or not LEAST <= len(answers) <= MOST:
-            found = len(answers) if isinstance(answers, (list, tuple)) else type(answers).__name__
-            raise ValueError(f"answers must be a list of {LEAST} to {MOST} texts, found {found}")
+        texts = answer_tokens(answers)
         numbers = check_numbers("rewards", rewards, LEAST, MOST)
         if len(numbers) != len(answers):
             raise ValueError(
@@ -120,8 +122,7 @@ class CreditShare(TeachingWidget):
             )
         for i, reward in enumerate(numbers):
             check_choice(f"rewards[{i}]", reward, (0, 1))
-        wanted = [plain(token) for token in tokens_of("phrase", phrase)]
-        texts = [tokens_of(f"answers[{i}]", answer) for i, answer in enumerate(answers)]
+        wanted = [plain(token) for token in phrase_tokens("phrase", phrase)]
         spans = [find(wanted, [plain(token) for token in text]) for text in texts]
 
         group = torch.tensor(numbers, dtype=torch.float64)
@@ -168,6 +169,22 @@ def tokens_of(argument: str, text: object) -> list[str]:
     if not tokens:
         raise ValueError(f"{argument} must hold at least one word, found {text!r}")
     return tokens
+
+
+def phrase_tokens(argument: str, phrase: object) -> list[str]:
+    tokens = tokens_of(argument, phrase)
+    if len(str(phrase)) > MOST_CHARACTERS:
+        raise ValueError(
+            f"{argument} must hold at most {MOST_CHARACTERS} characters, found {len(str(phrase))}"
+        )
+    return tokens
+
+
+def answer_tokens(answers: object) -> list[list[str]]:
+    if not isinstance(answers, (list, tuple)) or not LEAST <= len(answers) <= MOST:
+        found = len(answers) if isinstance(answers, (list, tuple)) else type(answers).__name__
+        raise ValueError(f"answers must be a list of {LEAST} to {MOST} texts, found {found}")
+    return [tokens_of(f"answers[{i}]", answer) for i, answer in enumerate(answers)]
 
 
 def plain(token: str) -> str:

@@ -1,5 +1,6 @@
 """GroupAdvantage: toggle the rewards of a group, watch every advantage move."""
 
+import math
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ LEAST, MOST = 2, 64
 class GroupAdvantage(TeachingWidget):
     """The advantages A^(g) = (R^(g) - mean) / std of one group of 2 to 64 responses.
 
-    `rewards`: finite numbers (a click in the drawing toggles between 0 and 1); `ddof`: 0 for the
-    population std (numpy's default, and the book's), 1 for the sample std (torch's default; TRL
-    and verl). Raises `ValueError` on anything else.
+    `rewards`: finite numbers, none so large that a sum overflows (a click in the drawing toggles
+    between 0 and 1); `ddof`: 0 for the population std (numpy's default, and the book's), 1 for the
+    sample std (torch's default; TRL and verl). Raises `ValueError` on anything else.
     """
 
     parameters = ("rewards", "ddof")
@@ -37,9 +38,12 @@ class GroupAdvantage(TeachingWidget):
         one_prompt = torch.zeros(len(group), dtype=torch.long)
         advantages = group_advantages(group, one_prompt, scale="group", ddof=ddof, eps=0.0)
         equal = bool((group == group[0]).all())
+        # Scaled by a power of two, which changes no digit: squares of huge rewards would overflow.
+        scale = 2.0 ** (math.frexp(group.abs().max().item())[1] - 1)
+        std = 0.0 if equal else (group / scale).std(correction=ddof).item() * scale
         return {
             "mean": group.mean().item(),
-            "std": 0.0 if equal else group.std(correction=ddof).item(),
+            "std": std,
             "advantages": advantages.tolist(),
             "sum_positive": advantages.clamp(min=0).sum().item(),
             "sum_negative": advantages.clamp(max=0).sum().item(),
@@ -49,10 +53,8 @@ class GroupAdvantage(TeachingWidget):
     @traitlets.validate("rewards", "ddof")
     def _check(self, proposal: Any) -> Any:
         name, value = proposal["trait"].name, proposal["value"]
-        if name == "rewards":
-            return check_numbers("rewards", value, LEAST, MOST)
-        check_choice("ddof", value, (0, 1))
-        return value
+        self.compute(**{**self.settings(), name: value})
+        return check_numbers("rewards", value, LEAST, MOST) if name == "rewards" else value
 
     def rows(self) -> list[tuple[str, str]]:
         values = self.compute(**self.settings())

@@ -9,6 +9,7 @@ const sharedLabels = {
     copyLink: "Copy a link to this setting",
     copied: "Link copied",
     copyThis: "Copy this address:",
+    refused: "The address held a setting that cannot be shown: nothing was changed.",
     slider: (label) => `${label}, slider`,
   },
   ko: {
@@ -17,6 +18,7 @@ const sharedLabels = {
     copyLink: "이 설정의 링크 복사",
     copied: "링크를 복사했습니다",
     copyThis: "이 주소를 복사하세요:",
+    refused: "주소에 보여 줄 수 없는 설정이 있어 아무것도 바꾸지 않았습니다.",
     slider: (label) => `${label}, 슬라이더`,
   },
 };
@@ -200,6 +202,8 @@ function isInteger(value, least, most) {
 /** Mean, std and advantages of one group, as rlcore.objectives.group_advantages. */
 function groupStatistics(rewards, ddof) {
   demand(ddof === 0 || ddof === 1, `ddof must be 0 or 1, found ${ddof}`);
+  const limit = Number.MAX_VALUE / (4 * rewards.length); // no sum overflows: rlcore's limit
+  demand(rewards.every((reward) => Math.abs(reward) <= limit), `rewards must be at most ${limit}`);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   if (rewards.every((reward) => reward === rewards[0]))
     return { mean, std: 0, advantages: rewards.map(() => 0), equal: true };
@@ -249,6 +253,7 @@ function startWidget(spec, { model, el }) {
   const snapshot = () =>
     Object.fromEntries(spec.parameters.map((trait) => [trait, model.get(trait)]));
   const view = spec.build({ body, words, language, change, extra: (trait) => model.get(trait) });
+  const said = h("span", { role: "status", "aria-live": "polite", class: "rw-said" });
   let mine = false; // this view is setting traits: draw once, at the end
 
   function draw() {
@@ -271,6 +276,7 @@ function startWidget(spec, { model, el }) {
     mine = true;
     for (const [trait, value] of Object.entries(part)) model.set(trait, value);
     mine = false;
+    said.textContent = "";
     draw();
     model.save_changes();
     model.address?.write(encode());
@@ -284,7 +290,7 @@ function startWidget(spec, { model, el }) {
     ]);
   }
 
-  /** Take what the page's address says, if it is whole and compute() accepts it. */
+  /** Take what the page's address says, if it is whole and compute() accepts it; else say so. */
   function restore() {
     const found = Object.fromEntries(model.address?.read() ?? []);
     const parameters = snapshot();
@@ -293,8 +299,10 @@ function startWidget(spec, { model, el }) {
         if (key in found) parameters[trait] = read(found[key]);
       spec.compute(parameters);
     } catch {
+      said.textContent = words.refused;
       return;
     }
+    said.textContent = "";
     mine = true;
     for (const [trait, value] of Object.entries(parameters)) model.set(trait, value);
     mine = false;
@@ -307,7 +315,7 @@ function startWidget(spec, { model, el }) {
   for (const event of watched) model.on(event, onModel);
 
   if (model.address && spec.address) {
-    root.append(linkControl(words, () => model.address.link(encode())));
+    root.append(linkControl(words, said, () => model.address.link(encode())));
     restore();
     model.address.onChange(() => {
       restore();
@@ -323,8 +331,7 @@ function startWidget(spec, { model, el }) {
 }
 
 /** A button that copies the link, and shows it where the clipboard is closed to pages. */
-function linkControl(words, link) {
-  const said = h("span", { role: "status", "aria-live": "polite", class: "rw-said" });
+function linkControl(words, said, link) {
   const copy = async () => {
     const address = link();
     try {

@@ -1,6 +1,8 @@
 """Each module's JavaScript against the class's Python, on >= 1,000 settings, to 1e-9."""
 
+import math
 import random
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,7 +35,16 @@ def group_cases(rng: random.Random) -> list[dict]:
     for value in (0, 1, 0.1, -0.3, 1e-300, 1e300):  # equal: exactly 0, whatever the rounding
         for size in (2, 3, 7, 64):
             cases.append({"rewards": [value] * size, "ddof": size % 2})
-    for rewards in ([1e300, 0, 0], [1e-300, 0], [-1e150, 1e150, 0], [1] + [0] * 63, [0] * 63 + [1]):
+    most = sys.float_info.max / 8  # the largest that a group of two may hold
+    for rewards in (
+        [most, -most],
+        [1e-320, 0],
+        [1e300, 0, 0],
+        [1e-300, 0],
+        [-1e150, 1e150, 0],
+        [1] + [0] * 63,
+        [0] * 63 + [1],
+    ):
         cases += [{"rewards": rewards, "ddof": ddof} for ddof in (0, 1)]
     return cases
 
@@ -152,7 +163,9 @@ def same(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, list):
         return len(found) == len(wanted) and all(map(same, found, wanted))
     if isinstance(wanted, float) and not isinstance(found, bool):
-        return found is not None and abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted))
+        if found is None or not math.isfinite(found) or not math.isfinite(wanted):
+            return False
+        return abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted))
     return type(found) is type(wanted) and found == wanted
 
 
@@ -172,6 +185,8 @@ def test_javascript_agrees_with_python(
 def test_comparison_sees_a_difference() -> None:
     assert not same({"a": [1.0]}, {"a": [1.0 + 1e-8]})
     assert not same({"a": None}, {"a": 1.0})
+    assert not same(1.0, math.inf)
+    assert not same(math.inf, math.inf)
     assert not same(1.0, True)
     assert not same([1.0], [1.0, 2.0])
 
@@ -184,6 +199,11 @@ REFUSED: dict[str, list[dict]] = {
         {"rewards": [1, "1"]},
         {"rewards": "10"},
         {"rewards": [1, 0], "ddof": 2},
+        {"rewards": [1.7e308, 1.7e308, 0]},
+        {"rewards": [math.nextafter(sys.float_info.max / 8, math.inf), 0]},
+        {"rewards": [1.7e308, -1.7e308], "ddof": 1},
+        {"rewards": [1e308, -1e308, 1e308]},
+        {"rewards": [1.7e308, 1.7e308]},
     ],
     "rare_success": [
         {"group_size": 1, "successes": 1},
@@ -201,6 +221,7 @@ REFUSED: dict[str, list[dict]] = {
         {"answers": ["a", "b"], "rewards": [1, 0.5], "phrase": "a"},
         {"answers": ["a", "b"], "rewards": [1, 0], "phrase": " \n"},
         {"answers": ["a", "b"], "rewards": [1, 0], "phrase": "a", "ddof": -1},
+        {"answers": ["a", "b"], "rewards": [1, 0], "phrase": "a" * 201},
     ],
     "answer_box": [
         {"text": "1", "answer": None, "tolerance": 0},

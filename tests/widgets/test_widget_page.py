@@ -362,6 +362,8 @@ def test_instances_keep_apart_and_the_address_restores_them(open_page: OpenPage)
         "#group-advantage.rewards=1,,0",
         "#group-advantage.ddof=7",
         "#group-advantage.rewards=",
+        "#group-advantage.rewards=1.7e308,1.7e308,0",
+        "#group-advantage.rewards=1.7e308,-1.7e308",
         "#group-advantage.nonsense=1",
         "#=&&.=%",
         "#a-heading",
@@ -371,6 +373,31 @@ def test_a_broken_address_changes_nothing(open_page: OpenPage, hash: str) -> Non
     root = widget(open_page(hash=hash), "GroupAdvantage")
     assert (len(advantages(root)), number(root, "mean")) == (8, 0.75)
     assert number(root, "std") == pytest.approx(math.sqrt(0.1875), abs=1e-12)
+
+
+def test_a_refused_address_is_told(open_page: OpenPage) -> None:
+    page = open_page(hash="#group-advantage.rewards=1.7e308,1.7e308,0")
+    told = widget(page, "GroupAdvantage").get_by_text("a setting that cannot be shown")
+    expect(told).to_be_visible()
+    expect(page.get_by_text("a setting that cannot be shown")).to_have_count(1)
+    widget(page, "GroupAdvantage").get_by_role("button", name="All wrong").click()
+    expect(told).to_have_count(0)
+    page.evaluate("location.hash = '#credit-share.phrase=' + 'a'.repeat(201)")
+    credit = widget(page, "CreditShare")
+    expect(credit.get_by_text("a setting that cannot be shown")).to_be_visible()
+    assert number(credit, "count-right") == 1
+    page.evaluate("location.hash = '#credit-share.phrase=5050'")
+    expect(credit.get_by_text("a setting that cannot be shown")).to_have_count(0)
+    assert number(credit, "count-right") == 6
+
+
+@pytest.mark.parametrize("length", [80, 200])
+def test_a_phrase_without_a_space_stays_inside(open_page: OpenPage, length: int) -> None:
+    page = open_page(hash="#credit-share.phrase=" + "a" * length, width=390)
+    root = widget(page, "CreditShare")
+    expect(root.get_by_text("a" * length)).to_be_visible()
+    assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_link_is_copied_or_shown(open_page: OpenPage) -> None:

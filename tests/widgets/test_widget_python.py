@@ -225,6 +225,8 @@ def test_bundle_is_one_classic_script(tmp_path: Path) -> None:
         ({"rewards": torch.zeros(2, 2)}, r"rewards\[0\] must be a finite number"),
         ({"rewards": "1100"}, "rewards must be a list of numbers, found str"),
         ({"rewards": 1}, "rewards must be a list of numbers, found int"),
+        ({"rewards": [1.7e308, 1.7e308, 0]}, "rewards must be at most .* in size"),
+        ({"rewards": [1.7e308, -1.7e308]}, "rewards must be at most .* in size"),
         ({"rewards": [1, 0], "ddof": 2}, "ddof must be one of 0, 1, found 2"),
         ({"rewards": [1, 0], "ddof": True}, "ddof must be one of 0, 1, found True"),
         ({"rewards": [1, 0], "ddof": "sample"}, "ddof must be one of 0, 1, found 'sample'"),
@@ -288,6 +290,30 @@ def test_credit_share_refuses_an_empty_offer() -> None:
         CreditShare(phrases=["a", ""])
     with pytest.raises(ValueError, match="phrases must be a list of texts, found 'the sum'"):
         CreditShare(phrases="the sum")
+    with pytest.raises(ValueError, match="question must be a text, found 3"):
+        CreditShare(question=3)
+    with pytest.raises(ValueError, match=r"phrases\[0\] must hold at most 200 characters"):
+        CreditShare(phrases=["é" * 201])
+    CreditShare(phrases=["é" * 200])
+
+
+@pytest.mark.parametrize("answers", [None, [], 7, [None, "b"], [7, "b"], "ab"])
+def test_credit_share_refuses_answers_without_a_phrase(answers: Any) -> None:
+    with pytest.raises(ValueError, match="answers"):
+        CreditShare(answers, [1, 0])
+
+
+@pytest.mark.parametrize("make", [GroupAdvantage, RareSuccess, CreditShare, AnswerBox])
+def test_unknown_names_are_refused(make: Any) -> None:
+    arguments = BOX if make is AnswerBox else {}
+    with pytest.raises(TypeError, match=f"{make.__name__} has no argument 'foo'"):
+        make(**arguments, foo=1)
+
+
+def test_huge_rewards_have_a_std() -> None:
+    """Of two rewards a and 0 it is a / 2; squares of 1e300 would overflow."""
+    assert GroupAdvantage.compute([1e300, 0])["std"] == pytest.approx(5e299)
+    assert GroupAdvantage.compute([1e-300, 0])["std"] == pytest.approx(5e-301)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +343,7 @@ def test_settings_of_a_drawn_widget_are_checked_too() -> None:
     group, rare, credit, box = (make() for make in WIDGETS)
     for widget, trait, value in (
         (group, "rewards", [1]),
+        (group, "rewards", [1.7e308, -1.7e308]),
         (group, "ddof", 3),
         (rare, "successes", 8),
         (credit, "phrase", " "),
