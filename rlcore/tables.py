@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+LEFT = 'style="text-align: left"'  # JupyterLab sets tables flush right, text and all
+
 
 @dataclass(frozen=True)
 class Table:
@@ -46,10 +48,12 @@ class Table:
             text = html.escape(str(value))
             if (row, column) in self.marked:
                 text = f"<strong>→ {text}</strong>"
-            return f'<th scope="row">{text}</th>' if column == 0 else f"<td>{text}</td>"
+            if column == 0:
+                return f'<th scope="row" {LEFT}>{text}</th>'
+            return f"<td {LEFT}>{text}</td>"
 
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
-        head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in self.header)
+        head = "".join(f'<th scope="col" {LEFT}>{html.escape(title)}</th>' for title in self.header)
         body = "".join(
             "<tr>" + "".join(cell(r, c, value) for c, value in enumerate(row)) + "</tr>"
             for r, row in enumerate(self.rows)
