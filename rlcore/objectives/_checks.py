@@ -28,6 +28,11 @@ def describe(value: Any) -> str:
     return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
+def is_dense(value: Any) -> bool:
+    """A tensor that is not stored sparsely: few operations know sparse ones."""
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
@@ -98,8 +103,8 @@ def read_rewards(rewards: Rewards) -> Tensor:
                 "rewards must be a tensor or a list of numbers (None: missing); got "
                 f"{describe(rewards)}"
             ) from None
-    dense = rewards.layout == torch.strided
-    if rewards.dim() != 1 or len(rewards) == 0 or rewards.is_complex() or not dense:
+    real = is_dense(rewards) and not rewards.is_complex()
+    if not real or rewards.dim() != 1 or len(rewards) == 0:
         raise ValueError(f"rewards must be real and of shape (B,), B >= 1; got {describe(rewards)}")
     if rewards.is_floating_point() and rewards.itemsize == 1:
         rewards = rewards.float()  # torch does not sort float8
@@ -115,8 +120,7 @@ def read_mask(
     response_mask: Tensor, *, name: str = "response_mask", allow_empty: bool = False
 ) -> Tensor:
     """The mask as booleans (B, T): true where the slot holds a token of the response."""
-    dense = isinstance(response_mask, Tensor) and response_mask.layout == torch.strided
-    if not dense or response_mask.dim() != 2:
+    if not is_dense(response_mask) or response_mask.dim() != 2:
         raise ValueError(f"{name} must be a tensor of shape (B, T); got {describe(response_mask)}")
     if response_mask.numel() == 0:
         raise ValueError(
@@ -148,8 +152,7 @@ def read_tokens(name: str, values: Tensor, mask: Tensor) -> Tensor:
     A padded slot is replaced before any arithmetic: multiplying it by 0 would keep its NaN, in the
     value or in the gradient.
     """
-    dense = isinstance(values, Tensor) and values.layout == torch.strided
-    if not dense or values.shape != mask.shape:
+    if not is_dense(values) or values.shape != mask.shape:
         raise ValueError(
             f"{name} must be a tensor of shape {tuple(mask.shape)}, that of the mask; got "
             f"{describe(values)}"

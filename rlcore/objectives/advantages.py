@@ -29,6 +29,7 @@ from rlcore.objectives._checks import (
     check_ddof,
     check_number,
     describe,
+    is_dense,
     read_rewards,
     to_float,
 )
@@ -184,7 +185,7 @@ def _read_ids(group_ids: Tensor | Sequence[int], values: Tensor) -> Tensor:
         raise ValueError(
             f"group_ids must be a tensor or a list of integers; got {describe(group_ids)}"
         ) from None
-    if ids.shape != values.shape or ids.layout != torch.strided:
+    if ids.shape != values.shape or not is_dense(ids):
         raise ValueError(
             f"group_ids must be of shape {tuple(values.shape)}, as rewards; got {describe(ids)}"
         )

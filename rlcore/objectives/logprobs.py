@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlcore.objectives._checks import check_number, describe, to_float
+from rlcore.objectives._checks import check_number, describe, is_dense, to_float
 
 SLICE = 2**24  # logits worked on at once: 64 MiB in float32
 
@@ -29,10 +29,10 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, temperature < 1e-30.
     """
     temperature = check_temperature(temperature)
-    if not isinstance(logits, Tensor) or logits.dim() != 3 or not logits.is_floating_point():
+    if not is_dense(logits) or logits.dim() != 3 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating and of shape (B, T, V); got {describe(logits)}")
     batch, length, vocabulary = logits.shape
-    if not isinstance(input_ids, Tensor) or input_ids.shape != (batch, length):
+    if not is_dense(input_ids) or input_ids.shape != (batch, length):
         raise ValueError(
             f"input_ids must be of shape {(batch, length)}, the first two of logits; got "
             f"{describe(input_ids)}"
@@ -60,7 +60,7 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     ValueError: no vocabulary axis, temperature < 1e-30.
     """
     temperature = check_temperature(temperature)
-    if not isinstance(logits, Tensor) or logits.dim() < 1 or not logits.is_floating_point():
+    if not is_dense(logits) or logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits must be floating and of shape (..., V); got {describe(logits)}")
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have a vocabulary axis; got shape {tuple(logits.shape)}")

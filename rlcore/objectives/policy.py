@@ -10,6 +10,7 @@ from rlcore.objectives._checks import (
     check_choice,
     check_number,
     describe,
+    is_dense,
     read_mask,
     read_tokens,
 )
@@ -82,7 +83,7 @@ def _check_choices(surrogate: str, ratio_level: str, aggregation: str, kl_estima
 
 def _per_token(advantages: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
     """(B,) or (B, T) -> (B, T), without gradient, 0 in padded slots."""
-    if not isinstance(advantages, Tensor) or advantages.shape not in (mask.shape, mask.shape[:1]):
+    if not is_dense(advantages) or advantages.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"advantages must be of shape {tuple(mask.shape[:1])} or {tuple(mask.shape)}; got "
             f"{describe(advantages)}"

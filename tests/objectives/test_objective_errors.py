@@ -121,6 +121,8 @@ def loss(*arguments: Any, **options: Any) -> Any:
 TABLE = table(
     token_logprobs=[
         (lambda: token_logprobs(LOGITS[0], TOKENS[0]), r"logits must be floating and of shape \(B, T, V\); got a tensor of shape \(3, 5\)"),
+        (lambda: token_logprobs(LOGITS.to_sparse(), TOKENS), "logits must be floating .* layout torch.sparse_coo"),
+        (lambda: token_logprobs(LOGITS, TOKENS.to_sparse()), "input_ids must be of shape .* layout torch.sparse_coo"),
         (lambda: token_logprobs(LOGITS.long(), TOKENS), "logits must be floating .* dtype torch.int64"),
         (lambda: token_logprobs(LOGITS.tolist(), TOKENS), "logits must be floating"),
         (lambda: token_logprobs(LOGITS, TOKENS[:, :2]), r"input_ids must be of shape \(2, 3\), the first two of logits; got a tensor of shape \(2, 2\)"),
@@ -142,6 +144,7 @@ TABLE = table(
     ],
     entropy=[
         (lambda: entropy(torch.tensor(1.0)), r"logits must be floating and of shape \(..., V\); got a tensor of shape \(\)"),
+        (lambda: entropy(LOGITS.to_sparse()), "logits must be floating .* layout torch.sparse_coo"),
         (lambda: entropy(LOGITS.int()), "logits must be floating .* dtype torch.int32"),
         (lambda: entropy(LOGITS[..., :0]), r"logits must have a vocabulary axis; got shape \(2, 3, 0\)"),
         (lambda: entropy(LOGITS, temperature=0.0), "temperature must be > 0: greedy"),
@@ -240,6 +243,7 @@ TABLE = table(
         *of_tokens(lambda lp, m: loss(LP, lp, ADV, m), "old_logprobs")[:7],
         *of_tokens(lambda lp, m: loss(ref_logprobs=lp), "ref_logprobs")[:7],
         (lambda: loss(LP, LP, R), r"advantages must be of shape \(2,\) or \(2, 3\); got a tensor of shape \(4,\)"),
+        (lambda: loss(LP, LP, ADV.to_sparse()), r"advantages must be of shape \(2,\) or .* layout torch.sparse_coo"),
         (lambda: loss(LP, LP, ADV[:, None]), r"advantages must be of shape \(2,\) or \(2, 3\); got a tensor of shape \(2, 1\)"),
         (lambda: loss(LP, LP, [1, -1]), r"advantages must be of shape \(2,\) or \(2, 3\); got \[1, -1\]"),
         (lambda: loss(LP, LP, ADV * math.nan), "advantages must be finite at every real token; got nan in row 0, slot 0"),
