@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import runpy
 import tomllib
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlcore.training.record import processor
 RUNS = Path(__file__).resolve().parents[2] / "chapters" / "runs"
 EXPERIMENTS = sorted(path.stem for path in RUNS.glob("*.toml"))
 STEPS = 3
+ABSOLUTE_PATH = re.compile(r"""[\s"'=:](/\w|[A-Za-z]:\\)""")
 
 
 def experiment(name: str) -> dict:
@@ -70,8 +72,7 @@ def test_a_record_says_where_it_comes_from(name: str) -> None:
     for record in records(name):
         assert record["command"].startswith("python -m rlcore train ")
         assert "--threads 1" in record["command"]
-        assert str(Path.home()) not in json.dumps(record)
-        assert "/work" not in json.dumps(record)
+        assert not ABSOLUTE_PATH.search(json.dumps(record))
         assert len(record["commit"]) == 40  # a clean checkout: no "+" for changed files
         assert record["seconds"] > 0
         assert record["threads"] == 1
