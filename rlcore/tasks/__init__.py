@@ -13,6 +13,6 @@ __all__ = ["ROBOT", "SORT", "SORT_UNSEEN", "SPLITS", "TASKS", "Task", "get_task"
 
 def get_task(name: str) -> Task:
     """The task of that name; ValueError listing the names for an unknown one."""
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise ValueError(f"task: found {name!r}; wanted one of {', '.join(TASKS)}")
     return TASKS[name]

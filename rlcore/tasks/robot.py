@@ -68,6 +68,8 @@ def verify(problem: str, response: str) -> float:
     How long the response is, and whether the cells before the last are right, does not count.
     """
     last = walk(problem)[-1]
+    if not isinstance(response, str):
+        return 0.0
     return float(set(response) <= set(CELLS) and response[-1:] == last)
 
 

@@ -39,13 +39,14 @@ class Task:
         return "held-out" if crc32(self.key(problem).encode()) % 10 == 0 else "train"
 
     def draw(self, rng: random.Random, split: str = "train") -> str:
-        """One problem of a split, drawn with `rng`."""
+        """One problem of a split, drawn with `rng`; ValueError where 1,000 draws give none."""
         if split not in SPLITS:
             raise ValueError(f"split: found {split!r}; wanted one of {', '.join(SPLITS)}")
-        while True:
+        for _ in range(1000):
             problem = self.problem(rng)
             if self.split_of(problem) == split:
                 return problem
+        raise ValueError(f"split: 1,000 problems of {self.name!r} and none of {split!r}")
 
     def prompts(self, split: str = "held-out", n: int = 512, *, seed: int = 0) -> list[str]:
         """`n` different problems of a split, the same ones for the same seed.

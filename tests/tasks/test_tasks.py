@@ -20,6 +20,8 @@ MALFORMED = ("", " ", "\x00", "0" * 10_000, "__import__('os').abort()", "1/0", "
 def test_unknown_task_lists_the_names() -> None:
     with pytest.raises(ValueError, match=r"task: found 'chess'; wanted one of sort, .*robot"):
         get_task("chess")
+    with pytest.raises(ValueError, match=r"task: found \[\]"):
+        get_task([])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,6 +89,20 @@ def test_a_split_that_is_too_small_says_so() -> None:
     small = replace(get_task("sort"), problem=lambda rng: f"10000{rng.randrange(10)}=")
     with pytest.raises(ValueError, match="n: 50 different problems wanted"):
         small.prompts("train", 50)
+
+
+def test_a_split_that_is_empty_says_so() -> None:
+    from dataclasses import replace
+
+    one = replace(get_task("sort"), problem=lambda rng: "100000=")
+    empty = {"train": "held-out", "held-out": "train"}[one.split_of("100000=")]
+    with pytest.raises(ValueError, match=f"split: 1,000 problems of 'sort' and none of '{empty}'"):
+        one.prompts(empty, 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_at_all_is_worth_nothing(name: str) -> None:
+    assert get_task(name).verify(get_task(name).prompts("train", 1)[0], None) == 0.0
 
 
 def kind(problem: str, response: str) -> str:
