@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ def check_positive(**values: float) -> None:
             raise ValueError(f"{name}: found {value!r}; wanted a finite number above 0")
 
 
+def check_temperature(temperature: float) -> None:
+    """ValueError unless it is a finite number above 0 by which float32 logits can be divided."""
+    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    if not number or not 0 < temperature < math.inf:
+        raise ValueError(
+            f"temperature: found {temperature!r}; wanted a finite number above 0 "
+            "(for the most likely token use greedy=True)"
+        )
+    if not 1e-30 <= temperature <= 1e30:
+        raise ValueError(f"temperature: found {temperature!r}; wanted 1e-30 to 1e30, for float32")
+
+
 def check_final(final_learning_rate: float) -> None:
     """ValueError unless it is a share of the first learning rate."""
     if not isinstance(final_learning_rate, int | float) or not 0 <= final_learning_rate <= 1:
@@ -45,9 +58,15 @@ def brief(error: Exception) -> str:
 
 
 def check_folder(out: Any, resume: bool) -> None:
-    """ValueError for a resume without a folder, and for a folder that holds another run."""
+    """ValueError for a resume without a folder, for no folder, and for one with another run."""
     if resume and out is None:
         raise ValueError("resume: needs out, the folder of the run to go on with")
+    if out is not None and not os.fspath(out):
+        raise ValueError("out: found ''; wanted the name of a folder")
+    if out is not None:
+        for path in (Path(out), *Path(out).parents):
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"out: {str(out)!r} cannot be a folder: {str(path)!r} is a file")
     if out is not None and not resume and (Path(out) / "run.json").exists():
         raise ValueError(
             f"out: {str(out)!r} already holds a run; resume=True (--resume) goes on with it"

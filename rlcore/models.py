@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rlcore.checks import brief
+from rlcore.checks import brief, check_seed
 from rlcore.devices import choose_device, choose_dtype
 
 PAD, EOS = "<pad>", "<eos>"
@@ -93,8 +93,11 @@ def build_model(
         raise ValueError(f"size: found {size!r}; wanted one of {', '.join(SIZES)}")
     if not isinstance(max_length, int) or max_length < 2:
         raise ValueError(f"max_length: found {max_length!r}; wanted a whole number of at least 2")
-    if not 0 <= dropout < 1:
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout: found {dropout!r}; wanted 0 <= dropout < 1")
+    if not hasattr(tokenizer, "pad_token_id"):
+        raise ValueError(f"tokenizer: found {tokenizer!r}; wanted one of build_tokenizer")
+    check_seed(seed)
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype, device)
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -184,11 +187,23 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def check_length(model: Any, length: int) -> None:
+    """ValueError where a sequence of `length` tokens is longer than the model has positions for."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"length: prompt and response may have {length} tokens together; "
+            f"the model has {limit} positions (max_length of build_model)"
+        )
+
+
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, no special tokens added.
 
     Raises ValueError naming the text and the characters that the tokenizer does not know.
     """
+    if len(texts) == 0:
+        return []
     try:
         ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     except Exception as error:  # the Rust backend raises a bare Exception for an unknown token

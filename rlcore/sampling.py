@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.models import encode
+from rlcore.checks import check_temperature, check_whole
+from rlcore.models import check_length, encode
 from rlcore.objectives.logprobs import token_logprobs
 
 
@@ -80,12 +81,13 @@ def sample(
     drop_finished: leave finished rows out of the batch (same samples, less work).
 
     Raises ValueError for an empty list of prompts or an empty prompt, characters without a token,
-    a group_size or max_new_tokens below 1, temperature <= 0 (use greedy=True), and a top_k or
-    top_p out of range.
+    a group_size or max_new_tokens below 1, temperature <= 0 (use greedy=True), a top_k or top_p
+    out of range, and where prompt and max_new_tokens are more than the model has positions for.
     """
     _check(prompts, group_size, max_new_tokens, temperature, top_k, top_p, greedy, generator)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = _encode_prompts(tokenizer, prompts, device)
+    check_length(model, prompt_ids.shape[1] + max_new_tokens)
     rows, pad, eos = len(prompts) * group_size, tokenizer.pad_token_id, tokenizer.eos_token_id
     uniforms = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
     if generator is not None and not greedy:
@@ -240,6 +242,7 @@ def _cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     if top_p is not None and top_p < 1:
         ordered, index = logits.softmax(-1).sort(-1, descending=True)
         out = ordered.cumsum(-1) - ordered >= top_p  # the mass before this token is enough
+        out[:, 0] = False  # a top_p that float32 rounds to 0 still leaves the most likely one
         logits = logits.masked_fill(torch.zeros_like(out).scatter(-1, index, out), -math.inf)
     return logits
 
@@ -270,19 +273,14 @@ def _check(
     greedy: bool,
     generator: torch.Generator | None,
 ) -> None:
-    if isinstance(prompts, str) or len(prompts) == 0:
+    texts = isinstance(prompts, Sequence) and all(isinstance(text, str) for text in prompts)
+    if not texts or isinstance(prompts, str) or len(prompts) == 0:
         raise ValueError(f"prompts: found {prompts!r}; wanted a non-empty list of strings")
-    for name, value in (("group_size", group_size), ("max_new_tokens", max_new_tokens)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: found {value!r}; wanted a whole number of at least 1")
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise ValueError(
-            f"temperature: found {temperature!r}; wanted a finite number above 0 "
-            "(for the most likely token use greedy=True)"
-        )
+    check_whole(1, group_size=group_size, max_new_tokens=max_new_tokens)
+    check_temperature(temperature)
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
         raise ValueError(f"top_k: found {top_k!r}; wanted None or a whole number of at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
+    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
         raise ValueError(f"top_p: found {top_p!r}; wanted None or 0 < top_p <= 1")
     if not greedy and not isinstance(generator, torch.Generator):
         raise ValueError(

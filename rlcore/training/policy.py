@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms import Algorithm
-from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
+from rlcore.checks import (
+    check_final,
+    check_folder,
+    check_positive,
+    check_seed,
+    check_temperature,
+    check_whole,
+)
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.sampling import sample
@@ -84,6 +91,8 @@ def train_policy(
     (over the rows used, where there are any; mean over the updates of the step), grad_norm,
     learning_rate; with several updates per batch also `updates`, a list.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm: found {algorithm!r}; wanted an Algorithm, as row() gives")
     rows = 1 if micro_batch_size is None else micro_batch_size
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
     check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=rows)
@@ -92,7 +101,7 @@ def train_policy(
     check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_whole(0, samples_every=samples_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
-    check_positive(temperature=temperature)
+    check_temperature(temperature)
     check_final(final_learning_rate)
     check_folder(out, resume)
     model.to(choose_device(device))

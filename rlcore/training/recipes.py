@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rlcore.algorithms import Algorithm, by_name
-from rlcore.checks import check_positive, check_whole
+from rlcore.checks import check_final, check_positive, check_whole
 from rlcore.models import build_model, build_tokenizer
 from rlcore.tasks import Task, get_task
 from rlcore.training.record import Run
@@ -37,6 +37,7 @@ class Recipe:
         check_whole(1, steps=self.steps, prompts_per_step=self.prompts_per_step)
         check_whole(2, group_size=self.group_size)
         check_positive(sft_learning_rate=self.sft_learning_rate, learning_rate=self.learning_rate)
+        check_final(self.final_learning_rate)
 
     def sft_settings(self) -> dict[str, Any]:
         """The keyword arguments of `train_sft`, seed apart."""

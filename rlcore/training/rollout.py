@@ -68,7 +68,13 @@ def replaced(
     Raises ValueError where it returns anything but finite numbers of shape (B,).
     """
     known = ~reward.isnan()
-    advantages = torch.as_tensor(function(reward, group_ids), device=reward.device)
+    result = function(reward, group_ids)
+    try:
+        advantages = torch.as_tensor(result, device=reward.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"advantage_function: found {result!r}; wanted a tensor") from error
+    if advantages.is_complex():
+        raise ValueError("advantage_function: found complex numbers; wanted real ones")
     if advantages.shape != reward.shape:
         raise ValueError(
             f"advantage_function: found a result of shape {tuple(advantages.shape)}; wanted "

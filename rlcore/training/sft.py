@@ -13,7 +13,7 @@ from torch import Tensor
 from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
-from rlcore.models import encode
+from rlcore.models import check_length, encode
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.tasks import Task
@@ -82,6 +82,7 @@ def train_sft(
     def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
         batch = demonstrations(tokenizer, task, batch_size, place.data)
         ids, mask = (tensor.to(model.device) for tensor in batch)
+        check_length(model, ids.shape[1])
         model.train()
         # Padding is on the right: a causal model never looks at it, so no attention mask is needed.
         logits = model(input_ids=ids, use_cache=False).logits

@@ -39,6 +39,10 @@ def test_unknown_character_is_named() -> None:
         models.encode(tokenizer, ["12", "1x2"])
 
 
+def test_no_texts_are_no_tokens() -> None:
+    assert models.encode(models.build_tokenizer(SYMBOLS), []) == []
+
+
 @pytest.mark.parametrize("symbols", ["", "aba", None, ["a"]])
 def test_bad_symbols(symbols: object) -> None:
     with pytest.raises(ValueError, match="symbols: "):
@@ -82,6 +86,12 @@ def test_unknown_size_lists_the_names() -> None:
         models.build_model("nano", tokenizer, seed=0, max_length=1)
     with pytest.raises(ValueError, match="dropout: found 1"):
         models.build_model("nano", tokenizer, seed=0, dropout=1)
+    with pytest.raises(ValueError, match="dropout: found 'x'"):
+        models.build_model("nano", tokenizer, seed=0, dropout="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed: found None"):
+        models.build_model("nano", tokenizer, seed=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tokenizer: found None"):
+        models.build_model("nano", None, seed=0)
 
 
 def test_saved_models_load_by_transformers_and_by_us(tmp_path: Path, capfd) -> None:

@@ -353,6 +353,14 @@ def test_seeded_samples_ignore_and_keep_the_global_state(policy) -> None:
         ({"temperature": -1.0}, r"temperature: found -1.0; .*use greedy=True"),
         ({"temperature": math.nan}, "temperature: found nan"),
         ({"temperature": math.inf}, "temperature: found inf"),
+        ({"temperature": 1e-40}, "temperature: found 1e-40; wanted 1e-30 to 1e30"),
+        ({"prompts": None}, "prompts: found None"),
+        ({"prompts": [None]}, r"prompts: found \[None\]"),
+        ({"top_p": "x"}, "top_p: found 'x'"),
+        (
+            {"max_new_tokens": 9999},
+            r"10001 tokens together; the model has \d+ positions",
+        ),
         ({"top_k": 0}, "top_k: found 0"),
         ({"top_k": 1.5}, "top_k: found 1.5"),
         ({"top_p": 0}, "top_p: found 0"),
@@ -365,6 +373,13 @@ def test_bad_input(policy, change, message: str) -> None:
     settings = {"prompts": ["1="], "max_new_tokens": 3, "generator": generator(), **change}
     with pytest.raises(ValueError, match=message):
         sample(*policy, settings.pop("prompts"), **settings)
+
+
+def test_the_smallest_top_p_keeps_the_most_likely_token(policy) -> None:
+    settings = {"group_size": 4, "max_new_tokens": 4}
+    out = sample(*policy, PROMPTS, top_p=1e-46, generator=generator(), **settings)
+    assert out.texts == sample(*policy, PROMPTS, greedy=True, **settings).texts
+    assert torch.equal(out.logprobs, torch.zeros_like(out.logprobs))
 
 
 def test_response_length_out_of_range(policy) -> None:

@@ -50,6 +50,8 @@ def test_missing_rewards_get_no_push(coin, make) -> None:
     [
         (lambda r, ids: r[:3], r"advantage_function: found a result of shape \(3,\); wanted \(16,"),
         (lambda r, ids: r[:, None], r"advantage_function: found a result of shape \(16, 1\)"),
+        (lambda r, ids: None, "advantage_function: found None; wanted a tensor"),
+        (lambda r, ids: r * 1j, "advantage_function: found complex numbers"),
         (lambda r, ids: r / 0, "advantage_function: found (nan|inf) in row .*; wanted finite"),
     ],
 )

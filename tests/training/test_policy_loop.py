@@ -406,6 +406,16 @@ def test_bad_input(change: dict, message: str, coin, make) -> None:
     assert torch.equal(weights(model), before)
 
 
+def test_an_algorithm_is_a_row(coin, make) -> None:
+    with pytest.raises(ValueError, match="algorithm: found 'grpo'; wanted an Algorithm"):
+        train_policy(*make(), coin, "grpo", **SETTINGS)
+
+
+def test_longer_than_the_model_is_an_error(coin, make) -> None:
+    with pytest.raises(ValueError, match="15 tokens together; the model has 9 positions"):
+        train_policy(*make(max_length=9), coin, ROWS["grpo"], **SETTINGS)
+
+
 def test_a_folder_with_a_run_is_not_overwritten(coin, make, tmp_path) -> None:
     train_policy(*make(), coin, ROWS["grpo"], **SETTINGS, out=tmp_path)
     with pytest.raises(ValueError, match=r"already holds a run; resume=True \(--resume\) goes on"):

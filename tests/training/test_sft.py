@@ -95,3 +95,8 @@ def test_a_broken_model_stops_the_run(make) -> None:
 def test_bad_input(change: dict, message: str, make) -> None:
     with pytest.raises(ValueError, match=message):
         train_sft(*make(), SORT, **{**SETTINGS, **change})
+
+
+def test_demonstrations_longer_than_the_model_are_an_error(coin, make) -> None:
+    with pytest.raises(ValueError, match="14 tokens together; the model has 9 positions"):
+        train_sft(*make(max_length=9), coin, steps=1, seed=0, progress=False)
