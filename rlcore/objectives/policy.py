@@ -61,9 +61,8 @@ def policy_loss(
         gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     else:
         gain = advantage * logprobs
-    beta = check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
     kl = _kl(logprobs, ref_logprobs, mask, beta, kl_estimator)  # how far from where we started?
-    penalty = beta * (ratio * kl if kl_importance_weighted else kl)
+    penalty = float(beta) * (ratio * kl if kl_importance_weighted else kl)
     loss = aggregate(  # how much does each token count?
         penalty - gain, mask, how=aggregation, constant=constant, total=total, allow_empty=True
     )
@@ -97,6 +96,7 @@ def _kl(
     logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, beta: float, estimator: str
 ) -> Tensor:
     """KL per token; 0 without a reference."""
+    check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
     if ref_logprobs is not None:
         return kl_per_token(logprobs, ref_logprobs, mask, estimator=estimator, allow_empty=True)
     if beta > 0:
