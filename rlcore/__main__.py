@@ -24,23 +24,27 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 when done, 2 for bad arguments, 1 for a failed run, 130 for an interrupt."""
     options = _parser().parse_args(arguments)
-    from rlcore.training import NonFiniteError
-
     try:
-        code: int = options.command(options)
-        return code
-    except ValueError as error:
-        print(f"rlcore: error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, NonFiniteError) as error:
-        print(f"rlcore: error: {error}", file=sys.stderr)
-        return 1
+        from rlcore.training import NonFiniteError
+
+        try:
+            code: int = options.command(options)
+            return code
+        except ValueError as error:
+            print(f"rlcore: error: {error}", file=sys.stderr)
+            return 2
+        except (OSError, NonFiniteError) as error:
+            print(f"rlcore: error: {error}", file=sys.stderr)
+            return 1
+    except KeyboardInterrupt:  # also in the seconds that the imports take
+        return 130
 
 
 def train(options: argparse.Namespace) -> int:
     """SFT, and unless `sft` was asked for, the policy loop from there (or from --start)."""
     from rlcore import models, training
-    from rlcore.checks import check_folder
+    from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
+    from rlcore.devices import choose_device
     from rlcore.tasks import get_task
 
     policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
@@ -54,6 +58,10 @@ def train(options: argparse.Namespace) -> int:
             "updates_per_batch",
             "evaluate_every",
             "advantages",
+            "beta",
+            "temperature",
+            "measure_kl",
+            "n",
         )
     if options.start is not None:
         _refuse(options, "--start", *sft_names)
@@ -66,12 +74,22 @@ def train(options: argparse.Namespace) -> int:
         "threads": options.threads,
         "device": options.device,
     }
+    updates = 1 if options.updates_per_batch is None else options.updates_per_batch
+    every = recipe.steps if options.evaluate_every is None else options.evaluate_every
+    n, temperature = _evaluated(options)
+    check_seed(options.seed)
+    threads = 1 if options.threads is None else options.threads
+    check_whole(1, updates_per_batch=updates, n=n, threads=threads)
+    check_whole(0, evaluate_every=every)
+    check_temperature(temperature)
+    choose_device(options.device)
+    check_folder(options.out, options.resume)
     if options.algorithm == "sft":
         return _report(training.sft_start(recipe, seed=options.seed, out=options.out, **shared)[3])
 
-    row = training.row(options.algorithm, beta=options.beta)
+    beta = {None: 0.0, "paper": None}.get(options.beta, options.beta)
+    row = training.row(options.algorithm, beta=beta)
     function = _function(options.advantages)
-    check_folder(options.out, options.resume)
     if options.start is not None:
         model, tokenizer = models.load(options.start, device=options.device)
         task = get_task(options.task)
@@ -89,12 +107,12 @@ def train(options: argparse.Namespace) -> int:
         row,
         **recipe.policy_settings(),
         seed=options.seed,
-        updates_per_batch=options.updates_per_batch or 1,
-        temperature=options.temperature,
-        measure_kl=options.measure_kl,
+        updates_per_batch=updates,
+        temperature=temperature,
+        measure_kl=bool(options.measure_kl),
         advantage_function=function,
-        evaluate_every=options.evaluate_every or recipe.steps,
-        evaluate_n=options.n,
+        evaluate_every=every,
+        evaluate_n=n,
         out=options.out,
         **shared,
     )
@@ -108,10 +126,11 @@ def evaluate(options: argparse.Namespace) -> int:
     from rlcore.tasks import get_task
 
     task = get_task(options.task)
+    n, temperature = _evaluated(options)
     model, tokenizer = models.load(options.model, device=options.device)
     with using_threads(options.threads):
         result = evaluation.evaluate(
-            model, tokenizer, task, n=options.n, seed=options.seed, temperature=options.temperature
+            model, tokenizer, task, n=n, seed=options.seed, temperature=temperature
         )
     print(_accuracy(result))
     return 0
@@ -158,6 +177,12 @@ def _accuracy(result: dict[str, Any]) -> str:
     )
 
 
+def _evaluated(options: argparse.Namespace) -> tuple[int, float]:
+    """n and temperature, or what they are where not given: None, so that SFT can refuse them."""
+    n = 512 if options.n is None else options.n
+    return n, 1.0 if options.temperature is None else options.temperature
+
+
 def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
     for name in names:
         if getattr(options, name) is not None:
@@ -179,8 +204,8 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0)
     common.add_argument("--device", help="cpu or cuda (default: cuda when there is one)")
     common.add_argument("--threads", type=int, help="torch threads (default: torch's)")
-    common.add_argument("--temperature", type=float, default=1.0)
-    common.add_argument("--n", type=int, default=512, help="held-out problems to evaluate on")
+    common.add_argument("--temperature", type=float, help="of sampling (default: 1)")
+    common.add_argument("--n", type=int, help="held-out problems to evaluate on (default: 512)")
 
     run = commands.add_parser("train", parents=[common], help="SFT, then RL")
     run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`")
@@ -188,15 +213,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--start", help="model folder to start RL from (default: SFT first)")
     run.add_argument("--resume", action="store_true", help="go on where --out stopped")
     run.add_argument("--quiet", action="store_true", help="no progress bar")
-    run.add_argument("--measure-kl", action="store_true", help="record the KL to the start")
-    run.add_argument("--evaluate-every", type=int, help="steps (default: at start and end only)")
+    run.add_argument(
+        "--measure-kl", action="store_true", default=None, help="record the KL to the start"
+    )
+    run.add_argument(
+        "--evaluate-every", type=int, help="steps (0: never; default: at start and end)"
+    )
     run.add_argument("--updates-per-batch", type=int)
     run.add_argument(
         "--advantages",
         metavar="FILE:FUNCTION",
         help="experiment: advantages from this Python function of (rewards, group_ids)",
     )
-    run.add_argument("--beta", type=_beta, default=0.0, help="KL weight, or 'paper' (default: 0)")
+    run.add_argument("--beta", type=_beta, help="KL weight, or 'paper' (default: 0)")
     recipe = run.add_argument_group("instead of the recipe's")
     recipe.add_argument("--size", help="nano, tiny, small or medium")
     whole = ("sft-steps", "sft-batch-size", "steps", "prompts-per-step", "group-size")
@@ -230,8 +259,8 @@ def _function(place: str | None) -> Callable[..., Any] | None:
     return cast("Callable[..., Any]", found)
 
 
-def _beta(text: str) -> float | None:
-    return None if text == "paper" else float(text)
+def _beta(text: str) -> float | str:
+    return text if text == "paper" else float(text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def test_start_resume_and_evaluate(tmp_path, capsys) -> None:
     policy = small[4:10] + small[12:]
     common = ["--task", "robot", "--seed", "2"]
     assert main(["train", "rloo", *common, "--out", str(whole), *small]) == 0
-    assert main(["train", "sft", *common, "--out", str(start), *small[:4], *small[10:]]) == 0
+    sft = [*small[:4], *small[10:12], *small[14:]]
+    assert main(["train", "sft", *common, "--out", str(start), *sft]) == 0
     own = ["--start", str(start / "model"), "--out", str(parts)]
     assert main(["train", "rloo", *common, *own, *policy]) == 0
     texts = [(path / "model" / "model.safetensors").read_bytes() for path in (whole, parts)]
@@ -87,6 +89,32 @@ def test_start_resume_and_evaluate(tmp_path, capsys) -> None:
 
     assert main(["evaluate", *common, "--model", str(whole / "model"), "--n", "16"]) == 0
     assert "held-out accuracy: greedy 0." in capsys.readouterr().out
+
+
+def test_an_interrupt_at_any_moment_is_130(monkeypatch) -> None:
+    """Also while the imports run, which take longer than many a command."""
+
+    usual = builtins.__import__
+
+    def interrupted(name: str, *rest: object, **more: object) -> object:
+        if name == "rlcore.training":
+            raise KeyboardInterrupt
+        return usual(name, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    status = main(["tasks"])
+    monkeypatch.undo()
+    assert status == 130
+
+
+def test_a_damaged_model_is_one_line_and_status_2(tmp_path) -> None:
+    tokenizer = models.build_tokenizer("ab")
+    models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"")
+    done = command("evaluate", "--task", "sort", "--model", tmp_path / "m")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "cannot be read" in done.stderr
 
 
 def test_lists(capsys) -> None:
@@ -122,6 +150,14 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
         ([*GOOD, "--seed", "-1"], "seed: found -1"),
         ([*GOOD, "--beta", "-1"], "beta"),
         ([*GOOD, "--beta", "x"], "--beta: invalid"),
+        ([*GOOD, "--updates-per-batch", "0"], "updates_per_batch: found 0"),
+        ([*GOOD, "--evaluate-every", "-1"], "evaluate_every: found -1"),
+        ([*GOOD, "--out", ""], "out: found ''"),
+        ([*GOOD, "--out", __file__], "out: .*test_command.py' is a file"),
+        *(
+            (["train", "sft", "--task", "sort", "--out", "OUT", *words], "has no meaning with sft")
+            for words in (["--beta", "0"], ["--n", "8"], ["--temperature", "1"], ["--measure-kl"])
+        ),
         ([*GOOD, "--temperature", "0"], "temperature: found 0.0"),
         ([*GOOD, "--threads", "0"], "threads: found 0"),
         ([*GOOD, "--device", "tpu"], "device: "),
@@ -150,6 +186,7 @@ def test_bad_values_are_one_line_and_status_2(words, message: str, tmp_path, cap
     error = capsys.readouterr().err
     assert status == 2
     assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()  # nothing was trained and nothing written
     import re
 
     assert re.search(message, error), error
