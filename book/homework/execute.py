@@ -2,8 +2,9 @@
 
 One kernel runs the notebook from top to bottom, as "Restart and run all" does. A cell that runs out
 of time or memory, or that kills the kernel, is left out; a fresh kernel then runs the others. So
-every exercise is graded, whatever another one does. A test passes only if the kernel answers that
-it ran to its end; no answer is a failure.
+every exercise is graded, whatever another one does. A test passes only with a verdict that the
+code in the kernel (book.homework.inside) signed when the test had run to its end; no answer, and
+an answer without it, are failures. `inside` says what this does not withstand.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_output
 
+from book.homework.inside import signature
 from book.homework.kernel import DIED, MEMORY, TIMEOUT, Kernel, Limits, Outcome
 
 MAX_RESTARTS = 10
-CALL = "__import__('book.homework.inside', fromlist=['run_test']).run_test"
+INSIDE = "__import__('sys').modules['book.homework.inside']"
 
 
 class SetupFailed(RuntimeError):
@@ -73,7 +75,9 @@ def _run_once(
                 limited = True
             if is_test:
                 arguments = (cell.source, list(facts["names"]), cell.id, role == "hidden-test")
-                outcome = kernel.run(f"{CALL}{arguments!r}")
+                ask = f"{INSIDE}.verdict"
+                outcome = kernel.run(f"{INSIDE}.run_test{arguments!r}", ask=ask)
+                facts["touched"] = _check(outcome, kernel.key, cell)
             else:
                 outcome = kernel.run(cell.source, None if limited else limits.setup_seconds)
                 if not limited and not outcome.ok:
@@ -82,6 +86,18 @@ def _run_once(
             if outcome.fatal:
                 return index
     return None
+
+
+def _check(outcome: Outcome, key: str, cell: nbformat.NotebookNode) -> str:
+    """Fail a test without a signed verdict; returns what the notebook touched of the grader."""
+    if not outcome.ok:
+        return ""
+    signed, _, touched = outcome.answer.partition(" ")
+    if signed == signature(key, cell.id, cell.source, touched):
+        return touched
+    outcome.ok = False
+    outcome.error = "the test gave no proof that it ran; the notebook touched the grader"
+    return "run_test"
 
 
 def _note(cell: nbformat.NotebookNode, outcome: Outcome, limits: Limits, is_test: bool) -> None:

@@ -102,6 +102,10 @@ def grade_notebook(
     result = empty_result(chapter, "graded")
     result["name_in_notebook"] = typed_name(submission)
     result["remarks"] = remarks.pop("")
+    touched = [cell.metadata["homework"].get("touched", "") for cell in graded.cells]
+    names = dict.fromkeys(name for text in touched if text for name in text.split(", "))
+    if names:
+        result["remarks"].append(f"touched the grader: {', '.join(names)}")
     for exercise in chapter.exercises:
         cells = [c for c in graded.cells if c.metadata["homework"]["exercise"] == exercise.id]
         ids = [c.metadata.get("nbgrader", {}).get("grade_id") for c in cells]

@@ -39,9 +39,13 @@ class Limits:
 
 @dataclass
 class Outcome:
-    """What became of one cell. `ok` only if the kernel said so; `fatal` if it had to go."""
+    """What became of one cell. `ok` only if the kernel said so; `fatal` if it had to go.
+
+    answer: the value of the text that was asked for after the cell.
+    """
 
     ok: bool = False
+    answer: str = ""
     fatal: str = ""
     error: str = ""
     outputs: list = field(default_factory=list)
@@ -57,6 +61,7 @@ class Kernel:
         specs.kernel_dirs = []  # no installed kernelspec: the interpreter that runs the grader
         self.manager = KernelManager(kernel_name="python3", kernel_spec_manager=specs)
         self.group = 0
+        self.key = ""  # with which the kernel signs its verdicts, after limit()
         self.start_mb = float("inf")  # no limit until the set-up is done
 
     def __enter__(self) -> Kernel:
@@ -89,9 +94,10 @@ class Kernel:
             self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
 
-    def run(self, code: str, seconds: float | None = None) -> Outcome:
-        """Run code; returns when it has ended, or has to be given up."""
-        request = self.client.execute(code, allow_stdin=False)
+    def run(self, code: str, seconds: float | None = None, ask: str = "") -> Outcome:
+        """Run code; returns when it has ended, or has to be given up. ask: then evaluated."""
+        asked = {"answer": ask} if ask else {}
+        request = self.client.execute(code, allow_stdin=False, user_expressions=asked)
         deadline = time.monotonic() + (self.limits.seconds if seconds is None else seconds)
         kept, fatal, idle, next_check = Kept(), "", False, 0.0
         reply: Mapping | None = None
@@ -119,16 +125,19 @@ class Kernel:
         if reply is not None:
             outcome.ok = reply["status"] == "ok"
             outcome.error = "" if outcome.ok else explain(reply)
+            value = reply.get("user_expressions", {}).get("answer", {})
+            outcome.answer = str(value.get("data", {}).get("text/plain", "")).strip("'")
             if reply.get("ename") == "MemoryError" or "t allocate memory" in outcome.error:
                 outcome.fatal = MEMORY
         return outcome
 
     def limit(self) -> None:
-        """From now on the memory limit holds; call it after the set-up cells."""
+        """From now on the memory limit holds and tests can run; call it after the set-up cells."""
         code = "__import__('book.homework.inside', fromlist=['begin']).begin({})"
         outcome = self.run(code.format(self.limits.memory_mb), self.limits.setup_seconds)
         if not outcome.ok:
             raise RuntimeError(f"the grader could not set itself up in the kernel: {outcome.error}")
+        self.key = "".join(one.get("text", "") for one in outcome.outputs).strip()
         self.start_mb = self._resident_mb()
 
     def _printed(self, request: str) -> Mapping | None:

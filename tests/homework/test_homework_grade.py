@@ -181,6 +181,7 @@ def test_a_broken_answer_costs_its_own_exercise_only(of, student, says):
 @pytest.mark.parametrize("student", RIGHT)
 def test_what_a_student_calls_things_does_not_matter(of, student):
     assert points(of(student)) == FULL
+    assert of(student)["remarks"] == []
 
 
 @pytest.mark.parametrize(
@@ -388,6 +389,62 @@ def test_what_cannot_be_read_costs_its_own_student_only(chapter, reference, tmp_
     assert points(students["surrogate"][0]) == FULL
     assert students["surrogate"][0]["name_in_notebook"] == "\\ud800"
     assert "'=cmd|calc," in (out / "scores.csv").read_text("utf-8")
+
+
+WRONG = "\ndef center(rewards):\n    return rewards"
+FINDER = """
+import importlib.util, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rlcore.checking":
+            return importlib.util.spec_from_loader(name, self)
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        module.check_close = lambda *a, **k: None
+sys.meta_path.insert(0, Finder())"""
+FORGED = {  # code -> what the remark names
+    "runner": ("import book.homework.inside as i; i.run_test = lambda *a: None", "run_test"),
+    "other source": (
+        "import book.homework.inside as i; real = i.run_test\n"
+        "i.run_test = lambda source, *a: real('', *a)",
+        "run_test",
+    ),
+    "exec": ("import builtins; builtins.exec = lambda *a: None", "run_test"),
+    "own exec": ("import book.homework.inside as i; i.exec = lambda *a: None", ""),
+    "import_module": (
+        "import importlib, sys, types\nfake = types.ModuleType('rlcore.checking')\n"
+        "fake.check_close = lambda *a, **k: None\n"
+        "importlib.import_module = lambda name: sys.modules.update({name: fake})",
+        "importlib.import_module",
+    ),
+    "finder": (FINDER, "sys.meta_path"),
+    "checking": (
+        "import rlcore.checking; rlcore.checking.check_close = lambda *a, **k: None",
+        "rlcore.checking.check_close",
+    ),
+    "module": (
+        "import sys, types; sys.modules['rlcore.checking'] = fake = types.SimpleNamespace()\n"
+        "fake.check_close = lambda *a, **k: None",
+        "sys.modules[rlcore.checking]",
+    ),
+}
+
+
+def test_a_notebook_cannot_forge_its_points_cheaply(chapter, edit, tmp_path):
+    for who, (source, _) in FORGED.items():
+        edit().answer("center", source + WRONG).save(tmp_path / "in" / who / f"{SLUG}.ipynb")
+    right = (
+        "%pdb on\nimport builtins; builtins.sum = lambda *a: 0\n"
+        + edit().cell("center--exercise-1").source
+    )
+    edit().answer("center", right).save(tmp_path / "in" / "right" / f"{SLUG}.ipynb")
+    made = grade.grade_folder(tmp_path / "in", tmp_path / "out", [chapter], LIMITS)["students"]
+    for who, (_, remark) in FORGED.items():
+        assert points(made[who][0])["center"] == 0, who
+        assert made[who][0]["remarks"] == ([f"touched the grader: {remark}"] if remark else []), who
+    assert points(made["right"][0]) == FULL
+    assert made["right"][0]["remarks"] == ["touched the grader: builtins.sum"]
+    assert "touched the grader" in (tmp_path / "out" / "feedback" / "runner.html").read_text()
 
 
 def test_main(reference, tmp_path, capsys, monkeypatch):
