@@ -14,6 +14,7 @@ gets points that it did not earn.
 from __future__ import annotations
 
 import builtins
+import importlib
 import linecache
 import os
 import secrets
@@ -25,7 +26,9 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-import rlcore.checking
+# Not an import of book's, which runs notebooks and knows no rlcore: it is the student's kernel that
+# has it, and it must be there before the memory limit is measured.
+CHECKING = importlib.import_module("rlcore.checking")
 
 run_test: Callable[[str, list[str], str, bool], None]  # made by begin()
 verdict = ""  # of the last test: its signature, then what was touched; "" if it did not pass
@@ -81,12 +84,13 @@ def _runner(key: str) -> Callable[[str, list[str], str, bool], None]:
     own cells. Every name that a pass depends on is a local one here, taken now: a plain assignment
     in the student's cells does not reach it.
     """
-    execute, make, system, module, package = exec, compile, sys, ModuleType, rlcore
+    execute, make, system, module = exec, compile, sys, ModuleType
+    package: Any = sys.modules["rlcore"]
     texts, joined, whole, notebook_of = str, ", ".join, dict, _notebook
     plain, finders, known = dict(vars(builtins)), list(sys.meta_path), dict(sys.modules)
     sign = FunctionType(signature.__code__, {"blake2b": blake2b, "__builtins__": plain})
-    modules, sources = sys.modules, rlcore.checking.__file__
-    checking = compile(Path(sources).read_text("utf-8"), sources, "exec")
+    modules, path = sys.modules, str(CHECKING.__file__)
+    checking = compile(Path(path).read_text("utf-8"), path, "exec")
     changes, touched = _changes(), dict[str, None]()  # by now: a failed test tells nothing
 
     def run_test(source: str, names: list[str], label: str, hidden: bool) -> None:
