@@ -18,7 +18,7 @@ from book.homework.submissions import Unreadable, assemble, find_submissions, re
 
 SLUG = "99-fixture"
 DATA = Path(__file__).parent / "data"
-LIMITS = Limits(seconds=5, memory_mb=700)
+LIMITS = Limits(seconds=10, memory_mb=700)  # a busy machine is slow to import torch
 FULL = {"shared-lunch": 2, "center": 4, "flat-curve": 1}
 
 PNG = (  # one pixel
@@ -158,7 +158,7 @@ def test_untouched_scores_nothing_and_the_reference_everything(of):
 @pytest.mark.parametrize(
     ("student", "says"),
     [
-        ("endless", r"timeout: it ran longer than 5 s"),
+        ("endless", rf"timeout: it ran longer than {LIMITS.seconds} s"),
         ("stubborn", r"timeout"),
         ("eater", r"out of memory"),
         ("exit", r"kernel died"),
@@ -241,7 +241,7 @@ def test_report(graded):
     left_out = {one["file"]: one["why"] for one in report["left_out"]}
     files = ["essay.pdf", "untouched/runs/fixture.json"]
     assert left_out == dict.fromkeys(files, "not a notebook (.ipynb)")
-    assert report["limits"]["seconds"] == 5
+    assert report["limits"]["seconds"] == LIMITS.seconds
     assert {"python", "nbgrader", "torch"} <= set(report["versions"])
     for results in report["students"].values():
         for name, one in results[0]["exercises"].items():
