@@ -365,8 +365,7 @@ def test_what_cannot_be_read_costs_its_own_student_only(chapter, reference, tmp_
     os.mkfifo(tmp_path / "in" / "pipe" / name)
     text = reference.read_text("utf-8").replace("owed = 9000 / 3", "owed = 9000 / 3 # \\ud800")
     text = text.replace('student_name = \\"\\"', 'student_name = \\"\\ud800\\"')
-    text = text.replace("def center(", "print('\\\\ud800')\\ndef center(")
-    assert text.count("ud800") == 3
+    assert text.count("ud800") == 2
     (tmp_path / "in" / "surrogate" / name).write_text(text, "utf-8")
     (tmp_path / "in" / "formula").rename(tmp_path / "in" / "=cmd|calc")
     odd = os.fsdecode(b"kim \xff")
