@@ -90,7 +90,7 @@ def to_float(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def read_rewards(rewards: Rewards) -> Tensor:
+def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
     """A tensor (B,); of a list, in float64, with NaN for None."""
     if not isinstance(rewards, Tensor):
         try:
@@ -100,19 +100,17 @@ def read_rewards(rewards: Rewards) -> Tensor:
             rewards = torch.tensor(numbers, dtype=torch.float64)
         except (TypeError, ValueError, OverflowError):
             raise ValueError(
-                "rewards must be a tensor or a list of numbers (None: missing); got "
+                f"{name} must be a tensor or a list of numbers (None: missing); got "
                 f"{describe(rewards)}"
             ) from None
     real = is_dense(rewards) and not rewards.is_complex()
     if not real or rewards.dim() != 1 or len(rewards) == 0:
-        raise ValueError(f"rewards must be real and of shape (B,), B >= 1; got {describe(rewards)}")
+        raise ValueError(f"{name} must be real and of shape (B,), B >= 1; got {describe(rewards)}")
     if rewards.is_floating_point() and rewards.itemsize == 1:
         rewards = rewards.float()  # torch does not sort float8
     if rewards.isinf().any():
         row = int(rewards.isinf().nonzero()[0])
-        raise ValueError(
-            f"rewards must be finite or missing (NaN); got {rewards[row]} in row {row}"
-        )
+        raise ValueError(f"{name} must be finite or missing (NaN); got {rewards[row]} in row {row}")
     return rewards.detach()
 
 
