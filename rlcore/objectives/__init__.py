@@ -30,16 +30,26 @@ from rlcore.objectives.advantages import (
 )
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
 from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
+from rlcore.objectives.kto import kto_loss, kto_weights
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import entropy, token_logprobs
 from rlcore.objectives.policy import SURROGATES, policy_loss
+from rlcore.objectives.preference import LINKS, SCORES, SMOOTHINGS, preference_loss
 from rlcore.objectives.ratios import RATIO_LEVELS, fixed_clip_range, importance_ratio
+from rlcore.objectives.reward_model import (
+    last_token_values,
+    ranking_loss,
+    reward_model_loss,
+)
 from rlcore.objectives.rewards import kl_penalized_rewards
 
 __all__ = [
     "AGGREGATIONS",
     "KL_ESTIMATORS",
+    "LINKS",
     "RATIO_LEVELS",
+    "SCORES",
+    "SMOOTHINGS",
     "SURROGATES",
     "EqualGroups",
     "aggregate",
@@ -51,10 +61,16 @@ __all__ = [
     "importance_ratio",
     "kl_penalized_rewards",
     "kl_per_token",
+    "kto_loss",
+    "kto_weights",
     "largest_group_advantage",
+    "last_token_values",
     "leave_one_out_advantages",
     "policy_loss",
+    "preference_loss",
     "probability_all_equal",
+    "ranking_loss",
+    "reward_model_loss",
     "sft_loss",
     "token_logprobs",
 ]
