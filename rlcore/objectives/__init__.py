@@ -29,6 +29,14 @@ from rlcore.objectives.advantages import (
     probability_all_equal,
 )
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
+from rlcore.objectives.critic import (
+    CriticEstimates,
+    generalized_advantages,
+    length_adaptive_lam,
+    value_loss,
+    whiten,
+)
+from rlcore.objectives.decoupled import decoupled_advantages
 from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
 from rlcore.objectives.kto import kto_loss, kto_weights
 from rlcore.objectives.likelihood import sft_loss
@@ -42,6 +50,7 @@ from rlcore.objectives.reward_model import (
     reward_model_loss,
 )
 from rlcore.objectives.rewards import kl_penalized_rewards
+from rlcore.objectives.smoothing import RewardHistory, SmoothedAdvantages, smoothed_advantages
 
 __all__ = [
     "AGGREGATIONS",
@@ -51,12 +60,17 @@ __all__ = [
     "SCORES",
     "SMOOTHINGS",
     "SURROGATES",
+    "CriticEstimates",
     "EqualGroups",
+    "RewardHistory",
+    "SmoothedAdvantages",
     "aggregate",
     "batch_mean_advantages",
+    "decoupled_advantages",
     "entropy",
     "equal_groups",
     "fixed_clip_range",
+    "generalized_advantages",
     "group_advantages",
     "importance_ratio",
     "kl_penalized_rewards",
@@ -66,11 +80,15 @@ __all__ = [
     "largest_group_advantage",
     "last_token_values",
     "leave_one_out_advantages",
+    "length_adaptive_lam",
     "policy_loss",
     "preference_loss",
     "probability_all_equal",
     "ranking_loss",
     "reward_model_loss",
     "sft_loss",
+    "smoothed_advantages",
     "token_logprobs",
+    "value_loss",
+    "whiten",
 ]
