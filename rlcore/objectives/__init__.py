@@ -27,8 +27,10 @@ from rlcore.objectives.advantages import (
     largest_group_advantage,
     leave_one_out_advantages,
     probability_all_equal,
+    self_critical_advantages,
 )
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
+from rlcore.objectives.beta_normalization import beta_normalized_advantages
 from rlcore.objectives.critic import (
     CriticEstimates,
     generalized_advantages,
@@ -37,6 +39,7 @@ from rlcore.objectives.critic import (
     whiten,
 )
 from rlcore.objectives.decoupled import decoupled_advantages
+from rlcore.objectives.filtering import Refill, informative_rows, overlong_filter, refill
 from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
 from rlcore.objectives.kto import kto_loss, kto_weights
 from rlcore.objectives.likelihood import sft_loss
@@ -49,7 +52,18 @@ from rlcore.objectives.reward_model import (
     ranking_loss,
     reward_model_loss,
 )
-from rlcore.objectives.rewards import kl_penalized_rewards
+from rlcore.objectives.rewards import (
+    conditioned_rewards,
+    kl_penalized_rewards,
+    kl_shaped_rewards,
+    overlong_penalty,
+)
+from rlcore.objectives.rlhf import (
+    OptimalPolicy,
+    implied_rewards,
+    optimal_policy,
+    regularized_value,
+)
 from rlcore.objectives.smoothing import RewardHistory, SmoothedAdvantages, smoothed_advantages
 
 __all__ = [
@@ -62,30 +76,43 @@ __all__ = [
     "SURROGATES",
     "CriticEstimates",
     "EqualGroups",
+    "OptimalPolicy",
+    "Refill",
     "RewardHistory",
     "SmoothedAdvantages",
     "aggregate",
     "batch_mean_advantages",
+    "beta_normalized_advantages",
+    "conditioned_rewards",
     "decoupled_advantages",
     "entropy",
     "equal_groups",
     "fixed_clip_range",
     "generalized_advantages",
     "group_advantages",
+    "implied_rewards",
     "importance_ratio",
+    "informative_rows",
     "kl_penalized_rewards",
     "kl_per_token",
+    "kl_shaped_rewards",
     "kto_loss",
     "kto_weights",
     "largest_group_advantage",
     "last_token_values",
     "leave_one_out_advantages",
     "length_adaptive_lam",
+    "optimal_policy",
+    "overlong_filter",
+    "overlong_penalty",
     "policy_loss",
     "preference_loss",
     "probability_all_equal",
     "ranking_loss",
+    "refill",
+    "regularized_value",
     "reward_model_loss",
+    "self_critical_advantages",
     "sft_loss",
     "smoothed_advantages",
     "token_logprobs",

@@ -1,18 +1,20 @@
-"""Question 2: worth more than what?  From rewards R^(g) to advantages A^(g).
+r"""Question 2: worth more than what?  From rewards $R^{(g)}$ to advantages $\hat A^{(g)}$.
 
-A group is the set of responses y^(1), ..., y^(G) to one prompt x; it is known by the prompt's id,
-never by position, so the order of the rows means nothing.
+A group is the set of responses $y^{(1)}, \dots, y^{(G)}$ to one prompt $x$; it is known by the
+prompt's id, never by position, so the order of the rows means nothing.
 
 The same everywhere in this file:
-- rewards (B,): a tensor of any real dtype, or a list of numbers.  NaN (None in a list) is a missing
-  reward, the verifier abstained: it is left out of the statistics and its own advantage is 0.
-  +-inf is an error, and so is a reward so large that a sum of B could overflow the result's dtype.
-- group_ids (B,): integers, the id of the prompt that each row answers.  A group of one row is an
-  error (there is nothing to compare with); a group with one reward that is not missing gets 0.
+
+- ``rewards`` (B,): a tensor of any real dtype, or a list of numbers.  ``NaN`` (``None`` in a list)
+  is a missing reward, the verifier abstained: it is left out of the statistics and its own
+  advantage is 0.  An infinite reward is an error, and so is one so large that a sum of B could
+  overflow the result's dtype.
+- ``group_ids`` (B,): integers, the id of the prompt that each row answers.  A group of one row is
+  an error (there is nothing to compare with); a group with one reward that is not missing gets 0.
 - Statistics are computed in float64.  The result is float64 for float64 rewards (and for lists),
   else float32, and carries no gradient.
 - If all rewards of a group are equal, its advantages are exactly 0, in every dtype and for every
-  setting (a mean of equal numbers can miss them by a bit: see _centre).
+  setting (a mean of equal numbers can miss them by a bit: see ``_centre``).
 """
 
 import math
@@ -33,6 +35,7 @@ from rlcore.objectives._checks import (
     read_rewards,
     to_float,
 )
+from rlcore.objectives.rewards import read_pair
 
 
 def group_advantages(
@@ -43,13 +46,36 @@ def group_advantages(
     ddof: int = 0,
     eps: float = 0.0,
 ) -> Tensor:
-    """A^(g) = (R^(g) - mean R) / (std R + eps), over the responses to the same prompt.
+    r"""Above the mean of the group, in stds: $\hat A = (R^{(g)} - \bar R) / (\sigma_R + \epsilon)$.
 
-    scale: whose std divides. "group" (GRPO), "batch" (all rewards together), "none" (Dr. GRPO).
-    ddof: 0 population std, a lone success gets sqrt(G-1); 1 sample std, (G-1)/sqrt(G).
-    Returns (B,).  Missing rewards, all-equal groups and errors: the top of this file.
-    Source: DeepSeekMath, arXiv 2402.03300, sec. 4.1.2, which states neither ddof nor eps
-    (TRL: ddof=1, eps=1e-4; verl: ddof=1, eps=1e-6); Dr. GRPO, arXiv 2503.20783, sec. 3.2.
+    ``rewards`` (B,), ``group_ids`` (B,); returns (B,), in units of the std (with
+    ``scale="none"``, of the reward).  ``scale`` says whose std divides:
+
+    - ``"group"``: that of the same prompt's rewards (GRPO);
+    - ``"batch"``: that of all rewards of the batch together;
+    - ``"none"``: none, only the mean is subtracted (Dr. GRPO).
+
+    ``ddof``: 0 for the population std, with which a lone success gets exactly $\sqrt{G-1}$; 1 for
+    the sample std, $(G-1)/\sqrt{G}$.  The two differ by the factor $\sqrt{(G-1)/G}$.
+
+    The mean contains the own reward; that scales the mean gradient by $(G-1)/G$ and does nothing
+    else.  Dividing by the group's std does change what is optimised.  With rewards 0 and 1,
+    ``ddof=0`` and ``eps=0``, a prompt with success rate $p$ adds the gradient of
+
+    $$
+    F_G(p) = \sum_{s=1}^{G-1} \frac{P(\mathrm{Bin}(G-1, p) \ge s)}{\sqrt{s (G-s)}}
+    $$
+
+    instead of that of $p$: $F_2 = p$, $F_3 = \sqrt{2}\,p$, and for large $G$
+    $2 \arcsin \sqrt{p}$, whose slope $1/\sqrt{p(1-p)}$ favours prompts that are nearly always or
+    nearly never solved.  With graded rewards no function at all has this mean gradient.
+
+    Source: DeepSeekMath, arXiv 2402.03300, sec. 4.1.2, which states neither ``ddof`` nor ``eps``.
+    TRL's ``scale_rewards`` ("group", "batch", "none") takes the sample std, ``ddof=1``, with
+    ``eps=1e-4``; verl ``ddof=1`` with ``eps=1e-6``.  ``scale="none"``: Dr. GRPO, arXiv 2503.20783,
+    sec. 3.2; TRL needs ``scale_rewards="none"`` set apart from ``loss_type="dr_grpo"``.
+
+    ValueError: the top of this module; an unknown ``scale``, another ``ddof``, ``eps`` negative.
     """
     check_choice("scale", scale, ("group", "batch", "none"))
     ddof = check_ddof(ddof)
@@ -67,11 +93,21 @@ def group_advantages(
 
 
 def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> Tensor:
-    """A^(g) = R^(g) - mean of the OTHER rewards of the group = G/(G-1) (R^(g) - mean R).
+    r"""Above the mean of the OTHER rewards of the group.
 
-    The baseline does not depend on y^(g), so the policy gradient stays unbiased.
-    Returns (B,).  Missing rewards, all-equal groups and errors: the top of this file.
-    Source: RLOO, Ahmadian et al., arXiv 2402.14740.
+    $$
+    \hat A^{(g)} = R^{(g)} - \frac{1}{G-1} \sum_{j \ne g} R^{(j)}
+    = \frac{G}{G-1} (R^{(g)} - \bar R)
+    $$
+
+    ``rewards`` (B,), ``group_ids`` (B,); returns (B,), in units of reward.  The baseline does not
+    depend on $y^{(g)}$, so the policy gradient is unbiased.
+
+    Source: RLOO, Ahmadian et al., arXiv 2402.14740; $R$ there includes the KL penalty, which is
+    ``kl_penalized_rewards``.  TRL's RLOOTrainer has the same advantages, and adds a clip of the
+    whole response's ratio, which the paper removes.
+
+    ValueError: the top of this module.
     """
     table, cell, dtype = _by_prompt(rewards, group_ids)
     size = _count(table)  # G, or fewer where rewards are missing
@@ -81,11 +117,15 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]
 
 
 def batch_mean_advantages(rewards: Rewards) -> Tensor:
-    """A_i = R_i - mean of all rewards of the batch, whatever their prompts.
+    r"""Above the mean of the batch, whatever the prompt: $\hat A_i = R_i - \frac1B \sum_j R_j$.
 
-    The baseline contains R_i itself, which shrinks the mean gradient by (B-1)/B, no more.
-    Returns (B,).  ValueError for a batch of one row; the rest as the top of this file.
-    Source: REINFORCE with a baseline, Williams 1992.
+    ``rewards`` (B,); returns (B,), in units of reward.  The baseline contains $R_i$ itself, which
+    shrinks the mean gradient by $(B-1)/B$, no more.
+
+    Source: REINFORCE with a baseline, Williams 1992, where the baseline is any number that does not
+    depend on the response.
+
+    ValueError: a batch of one row; the top of this module.
     """
     values = read_rewards(rewards)
     if len(values) < 2:
@@ -93,8 +133,30 @@ def batch_mean_advantages(rewards: Rewards) -> Tensor:
     return group_advantages(values, torch.zeros_like(values, dtype=torch.int64), scale="none")
 
 
+def self_critical_advantages(rewards: Rewards, greedy_rewards: Rewards) -> Tensor:
+    r"""Above the reward of the greedy answer $\hat y$: $\hat A = R(x, y) - R(x, \hat y)$.
+
+    ``rewards`` (B,), of the sampled responses; ``greedy_rewards`` (B,), one per row: what the same
+    policy's greedy answer to that row's prompt got.  Returns (B,), in units of reward, float64 if
+    either is float64 (or a list), else float32.  If either is missing the advantage is 0.
+
+    The greedy answer does not depend on the sample, so the policy gradient is unbiased; the policy
+    is trained to beat what it would do at test time.  It costs one more answer per prompt.
+
+    Source: SCST, Rennie et al. 2017, arXiv 1612.00563, sec. 3.  Not in TRL.  verl's ``remax`` takes
+    the same baseline.
+
+    ValueError: shapes or devices that differ, an infinite reward, one too large to be subtracted.
+    """
+    values, greedy = read_pair(rewards, "greedy_rewards", greedy_rewards)
+    dtype = torch.promote_types(to_float(values).dtype, to_float(greedy).dtype)
+    _check_size("rewards", values, dtype)
+    _check_size("greedy_rewards", greedy, dtype)
+    return (values.double() - greedy.double()).nan_to_num(nan=0.0).to(dtype)
+
+
 class EqualGroups(NamedTuple):
-    """Which groups teach nothing: see equal_groups."""
+    """Which groups teach nothing: see ``equal_groups``."""
 
     group_ids: Tensor  # (P,) the distinct prompt ids, ascending
     equal: Tensor  # (P,) bool
@@ -104,8 +166,11 @@ class EqualGroups(NamedTuple):
 def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGroups:
     """Which groups have rewards that are all equal, so that every advantage is 0.
 
-    Missing rewards do not count; a group left with one reward or none is all equal.
-    The share is TRL's frac_reward_zero_std.  Errors: the top of this file.
+    ``rewards`` (B,), ``group_ids`` (B,); returns, for the P prompts in ascending order of their
+    ids, whether each is all equal, and their share.  Missing rewards do not count; a group left
+    with one reward or none is all equal.  The share is TRL's ``frac_reward_zero_std``.
+
+    ValueError: the top of this module.
     """
     table, _, _ = _by_prompt(rewards, group_ids)
     equal = (_centre(table) == 0).all(dim=1)
@@ -114,10 +179,13 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
 
 
 def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
-    """P(all G rewards are equal) = p^G + (1-p)^G, when each is 1 with probability p, else 0.
+    r"""How often a group is all equal, if rewards are 0 or 1: $p^G + (1-p)^G$.
 
-    p in [0, 1], a number or a tensor of any shape; the result is alike, in float32 or wider.
-    ValueError: p outside [0, 1], group_size < 2.
+    ``p`` in [0, 1], the chance of a 1, a number or a tensor of any shape; the result is alike, in
+    float32 or wider.  So many prompts give no gradient, and dynamic sampling draws
+    $1/(1 - p^G - (1-p)^G)$ groups for one that does.
+
+    ValueError: ``p`` outside [0, 1], ``group_size`` < 2.
     """
     check_count("group_size", group_size, at_least=2)
     if isinstance(p, Tensor):
@@ -131,11 +199,14 @@ def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
 
 
 def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
-    """The bound on |A^(g)| of a z-scored group: sqrt(G-1) for ddof=0, (G-1)/sqrt(G) for ddof=1.
+    r"""The bound on $|\hat A^{(g)}|$ of a z-scored group.
 
-    Met with equality by one success among G-1 failures (and by one failure among successes).
+    $\sqrt{G-1}$ for ``ddof=0``, $(G-1)/\sqrt{G}$ for ``ddof=1``.  Met with equality by
+    one success among $G-1$ failures (and by one failure among successes).
     It is Samuelson's inequality, or Cantelli's one-sided bound on the uniform law over the group:
-    1/G <= P(R - mean >= k std) <= 1/(1 + k^2).  ValueError: group_size < 2, ddof not 0 or 1.
+    $1/G \le P(R - \bar R \ge k \sigma_R) \le 1/(1 + k^2)$.
+
+    ValueError: ``group_size`` < 2, ``ddof`` not 0 or 1.
     """
     check_count("group_size", group_size, at_least=2)
     ddof = check_ddof(ddof)
@@ -153,14 +224,7 @@ def _by_prompt(
     of the result."""
     values = read_rewards(rewards)
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-    limit = torch.finfo(dtype).max / (4 * len(values))  # a sum over B rows stays finite
-    huge = values.double().abs() > limit
-    if huge.any():
-        row = int(huge.nonzero()[0])
-        raise ValueError(
-            f"rewards must be at most {limit:.3g} in size, so that no sum of {len(values)} "
-            f"overflows; got {values[row].item():g} in row {row}"
-        )
+    _check_size("rewards", values, dtype)
     ids = _read_ids(group_ids, values)
     names, line, size = ids.unique(return_inverse=True, return_counts=True)
     if (size == 1).any():
@@ -176,6 +240,17 @@ def _by_prompt(
     table = values.new_full((len(names), int(size.max())), math.nan, dtype=torch.float64)
     table[line, column] = values.double()
     return table, (line, column), dtype
+
+
+def _check_size(name: str, values: Tensor, dtype: torch.dtype) -> None:
+    limit = torch.finfo(dtype).max / (4 * len(values))  # a sum over B rows stays finite
+    huge = values.double().abs() > limit
+    if huge.any():
+        row = int(huge.nonzero()[0])
+        raise ValueError(
+            f"{name} must be at most {limit:.3g} in size, so that no sum of {len(values)} "
+            f"overflows; got {values[row].item():g} in row {row}"
+        )
 
 
 def _read_ids(group_ids: Tensor | Sequence[int], values: Tensor) -> Tensor:
