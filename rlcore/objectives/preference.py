@@ -107,8 +107,8 @@ def preference_loss(
     beta <= 0 (< 1e-6 for ``"square"``), gamma or a weight < 0, label_smoothing outside [0, 0.5] (at
     0.5 for ``"robust"``), an empty answer, a total below the part's own.
     """
-    loss_of = _link(link, beta, gamma)
-    smooth = _smoothing(smoothing, label_smoothing)
+    loss_of = link_function(link, beta, gamma)
+    smooth = smoothing_function(smoothing, label_smoothing)
     weight = check_number("weight", weight, at_least=0, at_most=MAX_FACTOR)
     nll_coef = check_number("nll_coef", nll_coef, at_least=0, at_most=MAX_FACTOR)
     check_choice("score", score, SCORES)
@@ -133,8 +133,8 @@ def preference_loss(
     return loss, stats
 
 
-def _link(link: str, beta: float, gamma: float) -> Callable[[Tensor], Tensor]:
-    """h -> its loss, and with it the margin."""
+def link_function(link: str, beta: float, gamma: float) -> Callable[[Tensor], Tensor]:
+    r"""$h \mapsto \ell(h)$, margin included.  ValueError as ``preference_loss``."""
     check_choice("link", link, LINKS)
     gamma = check_number("gamma", gamma, at_least=0, at_most=MAX_FACTOR)
     if link == "square":
@@ -148,8 +148,10 @@ def _link(link: str, beta: float, gamma: float) -> Callable[[Tensor], Tensor]:
     return lambda h: log_sigmoid_loss(beta * h - gamma)
 
 
-def _smoothing(smoothing: str, label_smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """The losses of a pair and of the pair the other way round -> the loss when labels may err."""
+def smoothing_function(
+    smoothing: str, label_smoothing: float
+) -> Callable[[Tensor, Tensor], Tensor]:
+    r"""$\ell(h), \ell(-h) \mapsto$ the loss when labels may err.  ValueError as ``preference_loss``."""
     check_choice("smoothing", smoothing, SMOOTHINGS)
     wrong = check_number("label_smoothing", label_smoothing, at_least=0, at_most=0.5)
     if smoothing == "conservative":

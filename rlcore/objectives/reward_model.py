@@ -116,7 +116,8 @@ def ranking_loss(rewards: Tensor, *, total: Any = None) -> tuple[Tensor, dict[st
     """
     scores, filled = _read_rankings(rewards)
     divisor = read_divisor(total, len(scores), "rankings")
-    better, worse = torch.triu_indices(*2 * scores.shape[1:], offset=1, device=scores.device)
+    places = scores.shape[1]
+    better, worse = torch.triu_indices(places, places, offset=1, device=scores.device)
     pairs = filled[:, better] & filled[:, worse]  # (B, K(K-1)/2)
     difference = scores[:, better] - scores[:, worse]
     weight = pairs / pairs.sum(dim=1, keepdim=True)
