@@ -1,213 +1,53 @@
 """An algorithm is one row of answers to the five questions of the book.
 
-REINFORCE, RLOO, GRPO and Dr. GRPO below differ in nothing but their rows; the arithmetic is in
-``rlcore.objectives``.  A new row needs no new code:
+The rows below differ in nothing but their choices; the arithmetic is in ``rlcore.objectives``, the
+fields are explained in ``Algorithm``.  A new row needs no new code:
 
     MY_GRPO = dataclasses.replace(GRPO, name="my-grpo", beta=0.0, kl="none", epsilon_high=0.28)
+
+Where a paper and its released code differ, the row is the paper's and its notes say the rest.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from torch import Tensor
+from rlcore.answers import QUESTIONS
+from rlcore.assembly import Estimates, compute_advantages, compute_loss, step_totals
+from rlcore.choices import ADVANTAGES, KL_PLACES, OVERLONG, REWARDS, Algorithm
+from rlcore.objectives._checks import check_choice
 
-from rlcore.objectives import (
-    AGGREGATIONS,
-    KL_ESTIMATORS,
-    RATIO_LEVELS,
-    SURROGATES,
-    batch_mean_advantages,
-    fixed_clip_range,
-    group_advantages,
-    kl_penalized_rewards,
-    leave_one_out_advantages,
-    policy_loss,
-)
-from rlcore.objectives._checks import MAX_WEIGHT, Rewards, check_choice, check_ddof, check_number
-
-ADVANTAGES = ("batch_mean", "leave_one_out", "group_mean", "group_zscore")
-KL_PLACES = ("none", "reward", "loss")
-QUESTIONS = (
-    "What was the response worth?",
-    "Worth more than what?",
-    "How far may one token move?",
-    "How much does each token count?",
-    "How far from where we started?",
-)
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """One row.  Fields and their values are those of ``rlcore.objectives``; nothing is hidden.
-
-    beta is the weight of the KL term (per nat); ddof and eps belong to "group_zscore".
-    ValueError for a value that no objective knows, and for a KL term without weight (or a weight
-    without a KL term).
-    """
-
-    name: str
-    title: str
-    source: str
-    reward: str = "verifier"
-    advantage: str = "group_zscore"
-    ddof: int = 0
-    eps: float = 0.0
-    surrogate: str = "clip"
-    ratio_level: str = "token"
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.2
-    aggregation: str = "sequence_mean"
-    kl: str = "none"
-    kl_estimator: str = "k3"
-    kl_importance_weighted: bool = False
-    beta: float = 0.0
-
-    def __post_init__(self) -> None:
-        choices = {
-            "reward": ("verifier",),
-            "advantage": ADVANTAGES,
-            "surrogate": SURROGATES,
-            "ratio_level": RATIO_LEVELS,
-            "aggregation": AGGREGATIONS,
-            "kl": KL_PLACES,
-            "kl_estimator": KL_ESTIMATORS,
-        }
-        for field, allowed in choices.items():
-            check_choice(field, getattr(self, field), allowed)
-        check_ddof(self.ddof)
-        fixed_clip_range(self.epsilon_low, self.epsilon_high)
-        check_number("eps", self.eps, at_least=0)
-        check_number("beta", self.beta, at_least=0, at_most=MAX_WEIGHT)
-        if self.beta > 0 and self.kl == "none":
-            raise ValueError(f'beta must be 0 when kl="none"; got {self.beta}')
-        if self.kl == "reward" and self.kl_estimator != "k1":
-            raise ValueError(f'kl_estimator must be k1 when kl="reward"; got {self.kl_estimator!r}')
-
-    def five_answers(self) -> dict[str, str]:
-        """The row in words: question -> answer, in the order of the book."""
-        answers = (_worth(self), _than_what(self), _how_far(self), _counts(self), _from_start(self))
-        return dict(zip(QUESTIONS, answers, strict=True))
-
-
-def compute_advantages(
-    algorithm: Algorithm,
-    rewards: Rewards,
-    group_ids: Tensor,
-    *,
-    old_logprobs: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    response_mask: Tensor | None = None,
-) -> Tensor:
-    """Questions 1 and 2: rewards (B,), group_ids (B,) -> advantages (B,).
-
-    A row whose KL term is in the reward needs the three tensors (B, T) too (unless its beta is 0);
-    for the others they change nothing.  ValueError: as the functions of rlcore.objectives.
-    """
-    if algorithm.kl == "reward" and algorithm.beta > 0:
-        if old_logprobs is None or ref_logprobs is None or response_mask is None:
-            raise ValueError(
-                f"old_logprobs, ref_logprobs and response_mask must be given: {algorithm.name} has "
-                f"its KL term in the reward (beta={algorithm.beta}); got None"
-            )
-        rewards = kl_penalized_rewards(
-            rewards, old_logprobs, ref_logprobs, response_mask, beta=algorithm.beta
-        )
-    if algorithm.advantage == "batch_mean":
-        return batch_mean_advantages(rewards)
-    if algorithm.advantage == "leave_one_out":
-        return leave_one_out_advantages(rewards, group_ids)
-    scale = "group" if algorithm.advantage == "group_zscore" else "none"
-    return group_advantages(rewards, group_ids, scale=scale, ddof=algorithm.ddof, eps=algorithm.eps)
-
-
-def compute_loss(
-    algorithm: Algorithm,
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    ref_logprobs: Tensor | None = None,
-    constant: float | None = None,
-    total: Any = None,
-    allow_empty: bool = False,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Questions 3 to 5: the loss to minimise and its statistics, as policy_loss gives them.
-
-    constant: the L of rows that aggregate over a constant (Dr. GRPO: the longest response allowed);
-    the other rows do not look at it.  ref_logprobs: needed when the KL term is in the loss with
-    beta > 0; for the other rows it only measures the KL.
-    """
-    return policy_loss(
-        logprobs,
-        old_logprobs,
-        advantages,
-        response_mask,
-        surrogate=algorithm.surrogate,
-        ratio_level=algorithm.ratio_level,
-        epsilon_low=algorithm.epsilon_low,
-        epsilon_high=algorithm.epsilon_high,
-        aggregation=algorithm.aggregation,
-        constant=constant if algorithm.aggregation == "constant" else None,
-        total=total,
-        ref_logprobs=ref_logprobs,
-        beta=algorithm.beta if algorithm.kl == "loss" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-        kl_importance_weighted=algorithm.kl_importance_weighted,
-        allow_empty=allow_empty,
-    )
-
-
-def by_name(name: str) -> Algorithm:
-    """The row of that name.  ValueError, with the names there are, for any other."""
-    rows = {row.name: row for row in (*ROWS, GRPO_MEAN_ONLY)}
-    return rows[check_choice("algorithm", name, tuple(rows))]
-
-
-def _worth(row: Algorithm) -> str:
-    if row.kl == "reward" and row.beta > 0:
-        return f"{row.reward}, minus {row.beta:g} × k1 summed over the response"
-    return row.reward
-
-
-def _than_what(row: Algorithm) -> str:
-    kind = "population" if row.ddof == 0 else "sample"
-    guard = f" + {row.eps:g}" if row.eps else ""
-    return {
-        "batch_mean": "the mean of the batch",
-        "leave_one_out": "the mean of the other responses of the group",
-        "group_mean": "the mean of the group",
-        "group_zscore": f"the mean of the group, in units of its {kind} std{guard}",
-    }[row.advantage]
-
-
-def _how_far(row: Algorithm) -> str:
-    if row.surrogate == "reinforce":
-        return "no ratio, no clip"
-    low, high = fixed_clip_range(row.epsilon_low, row.epsilon_high)
-    level = {
-        "token": "per token",
-        "sequence": "per response, its |y|-th root",
-        "sequence_sum": "per response",
-    }[row.ratio_level]
-    return f"ratio {level}, clipped to [{low:g}, {high:g}]"
-
-
-def _counts(row: Algorithm) -> str:
-    return {
-        "sequence_mean": "mean over the response, then over responses",
-        "token_mean": "mean over all tokens",
-        "constant": "sum over the response, divided by a constant, then mean over responses",
-        "sequence_sum": "sum over the response, then mean over responses",
-    }[row.aggregation]
-
-
-def _from_start(row: Algorithm) -> str:
-    if row.kl == "none" or row.beta == 0:
-        return "no limit"
-    ratio = "ratio × " if row.kl_importance_weighted and row.kl == "loss" else ""
-    return f"{ratio}{row.kl_estimator} in the {row.kl}, beta = {row.beta:g}"
-
+__all__ = [
+    "ADVANTAGES",
+    "BNPO",
+    "BNPO_TRL",
+    "CISPO",
+    "DAPO",
+    "DCPO",
+    "DR_GRPO",
+    "GDPO",
+    "GRPO",
+    "GRPO_MEAN_ONLY",
+    "GSPO",
+    "GSPO_TOKEN",
+    "KL_PLACES",
+    "LUSPO",
+    "OVERLONG",
+    "PPO",
+    "QUESTIONS",
+    "REINFORCE",
+    "REWARDS",
+    "RLOO",
+    "ROWS",
+    "SAPO",
+    "SCST",
+    "VAPO",
+    "VESPO",
+    "Algorithm",
+    "Estimates",
+    "by_name",
+    "compute_advantages",
+    "compute_loss",
+    "step_totals",
+]
 
 REINFORCE = Algorithm(
     name="reinforce",
@@ -216,6 +56,19 @@ REINFORCE = Algorithm(
     advantage="batch_mean",
     surrogate="reinforce",
     aggregation="sequence_sum",
+    notes=(
+        "The mean of the batch holds the response's own reward, which shrinks the mean gradient by "
+        "(B-1)/B and changes nothing else.",
+    ),
+)
+SCST = Algorithm(
+    name="scst",
+    title="SCST",
+    source="Rennie et al. 2017, arXiv 1612.00563",
+    advantage="greedy",
+    surrogate="reinforce",
+    aggregation="sequence_sum",
+    notes=("The paper takes one response per prompt; TRL has no greedy baseline.",),
 )
 RLOO = Algorithm(
     name="rloo",
@@ -227,6 +80,35 @@ RLOO = Algorithm(
     kl="reward",
     kl_estimator="k1",
     beta=0.03,
+    notes=(
+        "The paper takes beta = 0.03 for TL;DR and 0.10 for HH; TRL's default is 0.05.",
+        "TRL clips the ratio of the whole response to [0.8, 1.2], which the paper leaves out: with "
+        "one update per batch that changes nothing.",
+    ),
+)
+PPO = Algorithm(
+    name="ppo",
+    title="PPO",
+    source="Schulman et al. 2017, arXiv 1707.06347, eqs. 7, 9, 11 and 12; on language models "
+    "Ouyang et al. 2022, arXiv 2203.02155, sec. 3.5 (beta, the KL per token)",
+    reward="reward_model",
+    advantage="gae",
+    whiten=True,
+    aggregation="token_mean",
+    kl="reward",
+    kl_estimator="k1",
+    beta=0.02,
+    value_coef=0.1,
+    epsilon_value=0.2,
+    notes=(
+        "The paper's gamma = 0.99 and entropy coefficient 0.01 are for control and Atari; here "
+        "gamma = 1 and no entropy term, as TRL 1.12.",
+        "Whitened advantages, the clipped value loss with its factor 1/2, and its weight 0.1 are "
+        "TRL 1.12's; the paper has an unclipped squared error of weight 1.",
+        "TRL has no PPOTrainer since 1.13; 1.12 put the score one slot after the last token of "
+        "every row shorter than the batch, verl puts it on the last token, as here.",
+        "TRL 1.12's KL weight is 0.05; it whitens within each process.",
+    ),
 )
 GRPO = Algorithm(
     name="grpo",
@@ -236,6 +118,12 @@ GRPO = Algorithm(
     kl="loss",
     kl_estimator="k3",
     beta=0.04,
+    notes=(
+        "The paper states neither ddof nor eps: TRL has the sample std + 1e-4, verl the sample std "
+        "+ 1e-6.",
+        "TRL's defaults are another row: beta = 0, loss_type dapo, and the KL term times the ratio "
+        "(use_bias_correction_kl).",
+    ),
 )
 DR_GRPO = Algorithm(
     name="dr-grpo",
@@ -243,8 +131,196 @@ DR_GRPO = Algorithm(
     source="Liu et al. 2025, arXiv 2503.20783, sec. 3.2 and listing 1",
     advantage="group_mean",
     aggregation="constant",
+    notes=(
+        'TRL needs both loss_type="dr_grpo" and scale_rewards="none"; its constant is '
+        "max_completion_length.",
+    ),
+)
+DAPO = Algorithm(
+    name="dapo",
+    title="DAPO",
+    source="Yu et al. 2025, arXiv 2503.14476, eqs. 8 to 13",
+    overlong="penalty",
+    dynamic_sampling=True,
+    advantage="group_zscore",
+    epsilon_low=0.2,
+    epsilon_high=0.28,
+    aggregation="token_mean",
+    notes=(
+        "Overlong filtering is a step of the paper's ablation before the soft penalty: "
+        'overlong="filter".',
+        "The paper's reward is 1 or -1; a verifier of 1 and 0 makes the penalty weigh twice as "
+        "much beside it.",
+        "The paper means over one group, TRL over the whole accumulated batch; TRL has no dynamic "
+        "sampling, and epsilon_high must be set by hand.",
+        "verl stops with an error after max_num_gen_batches rounds of sampling.",
+    ),
+)
+DCPO = Algorithm(
+    name="dcpo",
+    title="DCPO",
+    source="Yang et al. 2025, arXiv 2509.02333, eqs. 4 to 8 and 27",
+    advantage="smoothed",
+    clip_range="dynamic",
+    epsilon_low=0.16,
+    epsilon_high=0.2,
+    ratio_max=10.0,
+    aggregation="only_token_mean",
+    notes=(
+        "The paper's std is the population's; the released code takes the sample std, with which "
+        "the recursion is no longer the std of all rewards.",
+        'Eq. 8 sums over responses; the released "only-token-mean" is the token mean of a '
+        "micro-batch, which is eq. 8 only with one response in each.",
+        "The released scripts set the clip to 0.2 and 0.28 and leave the smoothing off; in the "
+        "code the cap for A < 0 is clip_ratio_c, for A > 0 the larger of it and 10.",
+    ),
+)
+GDPO = Algorithm(
+    name="gdpo",
+    title="GDPO",
+    source="Liu et al. 2026, arXiv 2601.05242, eqs. 4 to 8",
+    reward="several",
+    advantage="decoupled",
+    ddof=1,
+    notes=(
+        "The paper writes no ddof; its printed numbers are those of the sample std.",
+        "Authors' TRL fork and TRL add 1e-4 to the std at both stages, the paper at the second.",
+        "The authors' verl branch takes the batch statistics over tokens, so that long responses "
+        "count more; their TRL fork turns a missing reward into 0, TRL leaves it out.",
+    ),
+)
+GSPO = Algorithm(
+    name="gspo",
+    title="GSPO",
+    source="Zheng et al. 2025, arXiv 2507.18071, eqs. 5 to 7",
+    ratio_level="sequence",
+    epsilon_low=3e-4,
+    epsilon_high=4e-4,
+    notes=(
+        'TRL needs importance_sampling_level="sequence" with loss_type="grpo": its default '
+        "loss_type weighs each response by its length.",
+    ),
+)
+GSPO_TOKEN = replace(
+    GSPO,
+    name="gspo-token",
+    title="GSPO-token",
+    source="Zheng et al. 2025, arXiv 2507.18071, eqs. 13 and 14",
+    ratio_level="sequence_token",
+    notes=(
+        "With one advantage per response, loss and gradient are those of GSPO; TRL's GRPOTrainer "
+        "has no such ratio.",
+    ),
+)
+CISPO = Algorithm(
+    name="cispo",
+    title="CISPO",
+    source="MiniMax 2025 (MiniMax-M1), arXiv 2506.13585, eqs. 4 and 5; the cap of 5 from Khatri et "
+    "al. 2025 (ScaleRL), arXiv 2510.13786",
+    surrogate="capped",
+    epsilon_low=1.0,
+    epsilon_high=4.0,
+    aggregation="token_mean",
+    notes=(
+        "MiniMax-M1 sets no lower bound and does not print its epsilon_high.",
+        "The paper's cap is 1 + epsilon_high; TRL's epsilon_high is the cap itself, and left unset "
+        "it is 0.2, a weight of 0.2 for every token.",
+    ),
+)
+VAPO = Algorithm(
+    name="vapo",
+    title="VAPO",
+    source="Yue et al. 2025, arXiv 2504.05118, eqs. 3 to 10",
+    advantage="gae",
+    lam_critic=1.0,
+    length_alpha=0.05,
+    epsilon_low=0.2,
+    epsilon_high=0.28,
+    aggregation="token_mean",
+    value_coef=1.0,
+    nll_coef=0.1,
+    notes=(
+        "1 - 1/(0.05 |y|) is negative below 20 tokens, where the paper is silent: clamped to 0.",
+        "The critic has an optimizer and a learning rate of its own, so the weight of its loss is "
+        "1 here; it is first fitted to Monte-Carlo returns of a fixed policy.",
+        "No code was released; verl's GAE with the same lambda gives the same numbers.",
+    ),
+)
+BNPO = Algorithm(
+    name="bnpo",
+    title="BNPO",
+    source="Xiao et al. 2025, arXiv 2506.02864; clip and aggregation of its released run.sh",
+    advantage="beta_normalized",
+    epsilon_low=0.2,
+    epsilon_high=0.28,
+    ratio_max=10.0,
+    aggregation="sequence_sum",
+    notes=('TRL\'s loss_type="bnpo" is something else: see bnpo-trl.',),
+)
+BNPO_TRL = Algorithm(
+    name="bnpo-trl",
+    title="TRL's bnpo",
+    source='TRL, GRPOTrainer with loss_type="bnpo"',
+    ddof=1,
+    eps=1e-4,
+    aggregation="token_mean",
+    notes=(
+        "TRL takes the token mean of each micro-batch by itself: with one response in each it is "
+        "GRPO's mean.",
+    ),
+)
+SAPO = Algorithm(
+    name="sapo",
+    title="SAPO",
+    source="Gao et al. 2025, arXiv 2511.20347",
+    surrogate="soft",
+    notes=("TRL takes the negative temperature where A = 0, which has no effect.",),
+)
+LUSPO = Algorithm(
+    name="luspo",
+    title="LUSPO",
+    source="Liu et al. 2026, arXiv 2602.05261",
+    ratio_level="sequence",
+    epsilon_low=2e-3,
+    epsilon_high=2.5e-3,
+    aggregation="sequence_sum",
+    notes=('TRL needs importance_sampling_level="sequence" beside loss_type="luspo".',),
+)
+VESPO = Algorithm(
+    name="vespo",
+    title="VESPO",
+    source="arXiv 2602.10693, in the form of TRL's loss_type vespo",
+    surrogate="gamma",
+    ratio_level="sequence_sum",
+    aggregation="token_mean",
+    notes=("The formula is TRL's; the paper was not read.",),
 )
 GRPO_MEAN_ONLY = replace(
     GRPO, name="grpo-mean-only", title="GRPO, mean only", advantage="group_mean"
 )
-ROWS = (REINFORCE, RLOO, GRPO, DR_GRPO)
+ROWS = (
+    REINFORCE,
+    SCST,
+    RLOO,
+    PPO,
+    GRPO,
+    DR_GRPO,
+    DAPO,
+    DCPO,
+    GDPO,
+    GSPO,
+    GSPO_TOKEN,
+    CISPO,
+    VAPO,
+    BNPO,
+    BNPO_TRL,
+    SAPO,
+    LUSPO,
+    VESPO,
+)
+
+
+def by_name(name: str) -> Algorithm:
+    """The row of that name.  ValueError, with the names there are, for any other."""
+    rows = {row.name: row for row in (*ROWS, GRPO_MEAN_ONLY)}
+    return rows[check_choice("algorithm", name, tuple(rows))]

@@ -162,18 +162,29 @@ def response_logprobs(
     temperature of `sample` these are the log-probs that it returned (without top-k and top-p).
     What stands on masked positions is unspecified.
     """
+    logits = response_logits(model, input_ids, attention_mask, response_length)
+    return token_logprobs(logits, input_ids[:, -response_length - 1 :], temperature=temperature)
+
+
+def response_logits(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, response_length: int
+) -> Tensor:
+    """Logits (B, T+1, V) at the last T+1 columns: those that predict the response, and one more.
+
+    The forward pass of `response_logprobs`, for what else its logits say (`entropy`).
+    """
     if not 1 <= response_length < input_ids.shape[1]:
         raise ValueError(
             f"response_length: found {response_length}; wanted 1 to {input_ids.shape[1] - 1}"
         )
     with evaluating(model):
-        logits = model(
+        logits: Tensor = model(
             input_ids=input_ids,
             use_cache=False,
             logits_to_keep=response_length + 1,
             **_padding(attention_mask),
         ).logits
-    return token_logprobs(logits, input_ids[:, -response_length - 1 :], temperature=temperature)
+    return logits
 
 
 class _Decoder:

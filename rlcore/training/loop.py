@@ -15,6 +15,7 @@ import torch
 
 from rlcore.checks import brief
 from rlcore.models import save
+from rlcore.objectives import RewardHistory
 from rlcore.training.checkpoint import (
     as_tuples,
     get_random_state,
@@ -46,6 +47,7 @@ class Place:
     step: int
     data: random.Random  # draws problems and demonstrations
     generator: torch.Generator  # draws responses
+    history: RewardHistory | None = None  # the rewards that prompts have had, where a row asks
 
     def state(self) -> dict[str, Any]:
         return {
@@ -53,12 +55,15 @@ class Place:
             "data": self.data.getstate(),
             "generator": self.generator.get_state(),
             "random": get_random_state(),
+            "history": None if self.history is None else self.history._asdict(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.data.setstate(as_tuples(state["data"]))
         self.generator.set_state(state["generator"])
+        saved = state["history"]
+        self.history = None if saved is None else RewardHistory(**saved)
         set_random_state(state["random"])
 
 

@@ -27,11 +27,12 @@ from rlcore.checks import (
 )
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
-from rlcore.sampling import sample
 from rlcore.tasks import Task
-from rlcore.training.loop import NonFiniteError, Place, run_loop
+from rlcore.training.draw import draw, greedy_rewards
+from rlcore.training.loop import Place, run_loop
 from rlcore.training.record import Recorder, Run
-from rlcore.training.rollout import compare, describe, examples, score, verify
+from rlcore.training.rollout import compare, describe, examples, score
+from rlcore.training.trainable import check_trainable
 from rlcore.training.update import Batch, update_policy
 
 
@@ -53,6 +54,7 @@ def train_policy(
     skip_zero_advantages: bool = True,
     advantage_function: Callable[[Tensor, Tensor], Tensor] | None = None,
     measure_kl: bool = False,
+    max_sampling_rounds: int = 10,
     seed: int,
     evaluate_every: int = 0,
     evaluate_n: int = 512,
@@ -78,6 +80,11 @@ def train_policy(
     NaN where missing, and group_ids (B,) to advantages (B,).
     micro_batch_size: rows per forward pass (None: all); the parts add up to the same gradient.
     measure_kl: keep a copy of the start and record the KL to it even where the row has no KL term.
+    max_sampling_rounds: where the row samples dynamically, the most rounds for one step; after them
+    it trains on the prompts that it has.
+    The longest response (Dr. GRPO's constant, the overlong penalty's limit) is the task's
+    max_new_tokens; a response is correct (likelihood term) where its reward is 1; a prompt that
+    comes again (smoothed advantages) is known by its text, and its history is in the checkpoint.
     A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
     update; it is counted, and what was raised is in `Run.errors`.
     A held-out mean of nothing but missing rewards is None.
@@ -89,13 +96,18 @@ def train_policy(
     token of KL(policy || start), with the tokens sampled; only with a reference), length, truncated
     (share), missing_rewards, verifier_errors, rows_used, loss and the statistics of `policy_loss`
     (over the rows used, where there are any; mean over the updates of the step), grad_norm,
-    learning_rate; with several updates per batch also `updates`, a list.
+    learning_rate; with several updates per batch also `updates`, a list; with dynamic sampling
+    sampling_rounds and prompts_kept (the others then are of all that was sampled); greedy_reward
+    where the baseline is the greedy answer.
+
+    Raises ValueError, before anything is written, for a row that needs what the loop does not have:
+    see `lacks`.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(f"algorithm: found {algorithm!r}; wanted an Algorithm, as row() gives")
+    check_trainable(algorithm)
     rows = 1 if micro_batch_size is None else micro_batch_size
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
     check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=rows)
+    check_whole(1, max_sampling_rounds=max_sampling_rounds)
     check_whole(2, group_size=group_size)
     check_seed(seed)
     check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
@@ -106,6 +118,7 @@ def train_policy(
     check_folder(out, resume)
     model.to(choose_device(device))
     in_loss = algorithm.kl == "loss" and algorithm.beta > 0
+    pushes_all = in_loss or algorithm.entropy_coef > 0 or algorithm.nll_coef > 0
     needs_reference = measure_kl or (algorithm.kl != "none" and algorithm.beta > 0)
     reference = copy.deepcopy(model).eval().requires_grad_(False) if needs_reference else None
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -113,7 +126,7 @@ def train_policy(
     settings = {
         "method": algorithm.name,
         "task": task.name,
-        "algorithm": asdict(algorithm),
+        "algorithm": {name: v for name, v in asdict(algorithm).items() if name != "notes"},
         "steps": steps,
         "prompts_per_step": prompts_per_step,
         "group_size": group_size,
@@ -126,6 +139,7 @@ def train_policy(
         "skip_zero_advantages": skip_zero_advantages,
         "advantage_function": getattr(advantage_function, "__qualname__", None),
         "measure_kl": measure_kl,
+        "max_sampling_rounds": max_sampling_rounds,
         "seed": seed,
         "parameters": sum(p.numel() for p in parameters),
     }
@@ -135,29 +149,44 @@ def train_policy(
         return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
 
     def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
-        prompts = [task.draw(place.data) for _ in range(prompts_per_step)]
-        samples = sample(
+        drawn = draw(
             model,
             tokenizer,
-            prompts,
+            task,
+            algorithm,
+            place,
+            prompts_per_step=prompts_per_step,
             group_size=group_size,
-            max_new_tokens=task.max_new_tokens,
             temperature=temperature,
-            generator=place.generator,
+            max_rounds=max_sampling_rounds,
         )
-        if not bool(samples.logprobs.isfinite().all()):
-            raise NonFiniteError("the policy's log-probs are not finite", vars(samples))
-        reward, errors = verify(task, samples, place.step + 1)
+        samples, reward, errors = drawn.samples, drawn.reward, drawn.errors
+        greedy = None
+        if algorithm.advantage == "greedy":
+            greedy, more = greedy_rewards(model, tokenizer, task, samples, place.step + 1)
+            errors = errors + more
         recorder.add("errors", *errors)
         reference_logprobs = None
         if reference is not None:
             with torch.no_grad():
                 reference_logprobs = score(reference, samples, temperature, micro_batch_size)
-        advantages = compare(algorithm, samples, reward, reference_logprobs, advantage_function)
-        used = ~reward.isnan()
-        if skip_zero_advantages and not in_loss:
+        advantages, _, history = compare(
+            algorithm,
+            task,
+            samples,
+            reward,
+            ref_logprobs=reference_logprobs,
+            greedy=greedy,
+            history=place.history,
+            function=advantage_function,
+        )
+        counted = ~reward.isnan() & drawn.kept
+        if algorithm.overlong == "filter":
+            counted = counted & ~samples.truncated
+        used = counted
+        if skip_zero_advantages and not pushes_all:
             used = used & (advantages != 0)
-        batch = Batch(samples, reward, advantages, reference_logprobs, used)
+        batch = Batch(samples, reward, advantages, reference_logprobs, counted, used)
         updates = [
             update_policy(
                 model,
@@ -174,11 +203,17 @@ def train_policy(
         row = describe(samples, reward, advantages, reference_logprobs)
         row["verifier_errors"] = len(errors)
         row["rows_used"] = int(used.sum())
-        row |= {name: fmean(u[name] for u in updates) for name in updates[0] if name != "kl"}
+        if algorithm.dynamic_sampling:
+            row["sampling_rounds"] = drawn.rounds
+            row["prompts_kept"] = int(drawn.kept.sum()) // group_size
+        if greedy is not None:
+            row["greedy_reward"] = float(greedy.nanmean()) if (~greedy.isnan()).any() else None
+        row |= {name: fmean(u[name] for u in updates) for name in updates[0] if name not in row}
         if updates_per_batch > 1:
             row["updates"] = updates
         if samples_every and place.step % samples_every == 0:
             recorder.add("samples", *examples(samples, reward, advantages, place.step + 1))
+        place.history = history
         return row, {"reward": row["reward"], "KL": row.get("kl"), "entropy": row["entropy"]}
 
     with using_threads(threads):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcore.algorithms import Algorithm, compute_advantages
+from rlcore.algorithms import Algorithm, Estimates, compute_advantages
+from rlcore.objectives import RewardHistory
 from rlcore.objectives.advantages import equal_groups
 from rlcore.objectives.kl import kl_per_token
 from rlcore.sampling import Samples, response_logprobs
@@ -42,22 +44,36 @@ def score(model: Any, samples: Samples, temperature: float, rows: int | None) ->
 
 def compare(
     algorithm: Algorithm,
+    task: Task,
     samples: Samples,
     reward: Tensor,
-    ref_logprobs: Tensor | None,
-    function: Callable[[Tensor, Tensor], Tensor] | None,
-) -> Tensor:
+    *,
+    ref_logprobs: Tensor | None = None,
+    greedy: Tensor | None = None,
+    history: RewardHistory | None = None,
+    function: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Estimates:
     """Advantages (B,) by the row of the algorithm, or by a function in its place."""
     if function is not None:
-        return replaced(function, reward, samples.group_ids)
+        return Estimates(replaced(function, reward, samples.group_ids))
+    remembers = algorithm.advantage == "smoothed"
     return compute_advantages(
         algorithm,
         reward,
-        samples.group_ids,
+        prompt_ids(samples.prompts).to(reward.device) if remembers else samples.group_ids,
         old_logprobs=samples.logprobs,
         ref_logprobs=ref_logprobs,
         response_mask=samples.response_mask,
+        max_length=task.max_new_tokens,
+        greedy_rewards=greedy,
+        history=history,
     )
+
+
+def prompt_ids(prompts: Sequence[str]) -> Tensor:
+    """A number for each text, the same in every step and every run: 63 bits of its checksum."""
+    digests = [hashlib.blake2b(prompt.encode(), digest_size=8).digest() for prompt in prompts]
+    return torch.tensor([int.from_bytes(digest) >> 1 for digest in digests])
 
 
 def replaced(

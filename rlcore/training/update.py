@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.algorithms import Algorithm, compute_loss
-from rlcore.sampling import Samples, response_logprobs
+from rlcore.algorithms import Algorithm, compute_loss, step_totals
+from rlcore.objectives import entropy, token_logprobs
+from rlcore.sampling import Samples, response_logits
 from rlcore.training.loop import NonFiniteError, apply_gradient
 
 
@@ -21,15 +22,24 @@ class Batch:
     reward: Tensor  # (B,), NaN where missing
     advantages: Tensor  # (B,)
     ref_logprobs: Tensor | None  # (B, T)
-    used: Tensor  # (B,), True for the rows of forward and backward pass
+    counted: Tensor  # (B,), True for the rows whose loss is part of the step's mean
+    used: Tensor  # (B,), those of them that are in forward and backward pass: the others add 0
     old_logprobs: dict[int, Tensor] = field(default_factory=dict)  # by part, from the first update
 
-    def total(self, algorithm: Algorithm) -> int:
-        """What the loss divides by: responses with a reward, or their tokens, used or not."""
-        known = ~self.reward.isnan()
-        if algorithm.aggregation == "token_mean":
-            return int(self.samples.response_mask[known].sum())
-        return int(known.sum())
+    @property
+    def correct(self) -> Tensor:
+        """(B,), True where the verifier gave all that it can give."""
+        return self.reward == 1
+
+    def totals(self, algorithm: Algorithm) -> dict[str, int]:
+        """What the terms of the loss divide by: the responses or tokens that count, used or not."""
+        return step_totals(
+            algorithm,
+            self.samples.response_mask,
+            known=self.counted,
+            correct=self.correct,
+            truncated=self.samples.truncated,
+        )
 
     def tensors(self) -> dict[str, Any]:
         """All of it, to be saved for inspection."""
@@ -56,13 +66,17 @@ def update_policy(
     samples, mask = batch.samples, batch.samples.response_mask
     # The statistics are means over tokens, or over responses where they have one ratio each.
     weight = mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
-    used, total = batch.used.nonzero()[:, 0], batch.total(algorithm)
+    used, totals = batch.used.nonzero()[:, 0], batch.totals(algorithm)
     optimizer.zero_grad(set_to_none=True)
     update: dict[str, float] = {"loss": 0.0}
     parts = used.split(micro_batch_size or len(used)) if len(used) else ()
     for number, rows in enumerate(parts):
         ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
-        logprobs = response_logprobs(model, ids, attention, mask.shape[1], temperature=temperature)
+        logits = response_logits(model, ids, attention, mask.shape[1])
+        logprobs = token_logprobs(logits, ids[:, -logits.shape[1] :], temperature=temperature)
+        entropies = None
+        if algorithm.entropy_coef > 0:
+            entropies = entropy(logits[:, :-1], temperature=temperature)
         old = batch.old_logprobs.setdefault(number, logprobs.detach())
         if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
             raise NonFiniteError("the policy's log-probs are not finite", batch.tensors())
@@ -74,12 +88,16 @@ def update_policy(
             mask[rows],
             ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[rows],
             constant=constant,
-            total=total,
+            entropies=entropies,
+            correct=batch.correct[rows],
+            truncated=samples.truncated[rows],
+            **totals,
         )
         loss.backward()
         update["loss"] += loss.item()
         share = int(weight[rows].sum()) / int(weight[used].sum())
         for name, value in stats.items():
-            update[name] = update.get(name, 0.0) + share * float(value)
+            part = 1.0 if name == "nll_loss" else share  # a term of the loss adds up
+            update[name] = update.get(name, 0.0) + part * float(value)
     norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, batch.tensors())
     return {**update, "grad_norm": norm}

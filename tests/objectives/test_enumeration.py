@@ -103,9 +103,9 @@ def _expected_loss(
         }
     if algorithm.advantage == "batch_mean":  # the batch is the group
         each = [compute_advantages(algorithm, rewards[group], ids[:size]) for group in groups]
-        advantages = torch.cat(each)
+        advantages = torch.cat([estimates.advantages for estimates in each])
     else:
-        advantages = compute_advantages(algorithm, rewards[rows], ids, **extra)
+        advantages = compute_advantages(algorithm, rewards[rows], ids, **extra).advantages
     chance = probabilities(theta).detach()[groups].prod(dim=1) * len(groups)
     weighted = advantages * chance.repeat_interleave(size)
     loss, stats = compute_loss(algorithm, new[rows], new[rows], weighted, MASK[rows], constant=1)

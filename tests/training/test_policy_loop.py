@@ -76,7 +76,7 @@ def test_the_loop_is_the_sum_of_its_parts(coin, make) -> None:
         generator=torch.Generator().manual_seed(0),
     )
     rewards = [coin.verify(p, t) for p, t in zip(out.prompts, out.texts, strict=True)]
-    advantages = compute_advantages(ROWS["grpo"], rewards, out.group_ids)
+    advantages = compute_advantages(ROWS["grpo"], rewards, out.group_ids).advantages
     mask = out.response_mask
     logprobs = response_logprobs(hand, out.input_ids, out.attention_mask, mask.shape[1])
     loss, _ = compute_loss(ROWS["grpo"], logprobs, logprobs.detach(), advantages, mask)

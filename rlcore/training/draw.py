@@ -1,0 +1,134 @@
+"""One step's responses: a round of sampling, or rounds until enough prompts teach something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlcore.algorithms import Algorithm
+from rlcore.objectives import informative_rows, refill
+from rlcore.sampling import Samples, sample
+from rlcore.tasks import Task
+from rlcore.training.loop import NonFiniteError, Place
+from rlcore.training.rollout import verify
+
+
+@dataclass
+class Draw:
+    """All that was sampled in a step, and which rows the update may use."""
+
+    samples: Samples
+    reward: Tensor  # (B,), NaN where missing
+    kept: Tensor  # (B,) bool: False for rows that dynamic sampling drops
+    errors: list[dict[str, Any]]  # what the verifier raised
+    rounds: int
+
+
+def draw(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    algorithm: Algorithm,
+    place: Place,
+    *,
+    prompts_per_step: int,
+    group_size: int,
+    temperature: float,
+    max_rounds: int,
+) -> Draw:
+    """Draw prompts, sample a group for each, ask the verifier.
+
+    With dynamic sampling, again and again until `prompts_per_step` prompts have rewards that are
+    not all equal, or `max_rounds` are done; surplus and all-equal groups are not kept.
+    Raises NonFiniteError where the policy's log-probs are not finite.
+    """
+    parts, rewards, errors = [], [], []
+    while True:
+        samples = sample(
+            model,
+            tokenizer,
+            [task.draw(place.data) for _ in range(prompts_per_step)],
+            group_size=group_size,
+            max_new_tokens=task.max_new_tokens,
+            temperature=temperature,
+            generator=place.generator,
+        )
+        if not bool(samples.logprobs.isfinite().all()):
+            raise NonFiniteError("the policy's log-probs are not finite", vars(samples))
+        reward, found = verify(task, samples, place.step + 1)
+        parts.append(samples)
+        rewards.append(reward)
+        errors += found
+        if not algorithm.dynamic_sampling:
+            return Draw(samples, reward, torch.ones_like(reward, dtype=torch.bool), errors, 1)
+        together, reward = merge(parts, tokenizer.pad_token_id), torch.cat(rewards)
+        kept = informative_rows(reward, together.group_ids, wanted=prompts_per_step)
+        count = int(kept.sum()) // group_size
+        if refill(count, prompts_per_step, len(parts), max_rounds=max_rounds).stop:
+            return Draw(together, reward, kept, errors, len(parts))
+
+
+def greedy_rewards(
+    model: Any, tokenizer: Any, task: Task, samples: Samples, step: int
+) -> tuple[Tensor, list[dict[str, Any]]]:
+    """(B,): what the most likely answer to each row's prompt earns, NaN where missing; and errors.
+
+    The prompt is answered once for its whole group.
+    """
+    numbers = samples.group_ids.tolist()
+    prompts = dict(zip(numbers, samples.prompts, strict=True))
+    answers = sample(
+        model,
+        tokenizer,
+        list(prompts.values()),
+        max_new_tokens=task.max_new_tokens,
+        greedy=True,
+    )
+    reward, errors = verify(task, answers, step)
+    place = {number: i for i, number in enumerate(prompts)}
+    return reward[[place[number] for number in numbers]], errors
+
+
+def merge(parts: Sequence[Samples], pad_token_id: int) -> Samples:
+    """Several calls' samples as one: padded to the widest, groups numbered on."""
+    if len(parts) == 1:
+        return parts[0]
+    widths = [part.response_mask.shape[1] for part in parts]
+    starts = [part.input_ids.shape[1] - w for part, w in zip(parts, widths, strict=True)]
+    sizes = list(zip(parts, starts, widths, strict=True))
+
+    def whole(name: str, fill: int) -> Tensor:
+        return torch.cat(
+            [
+                pad(getattr(p, name), (max(starts) - start, max(widths) - width), value=fill)
+                for p, start, width in sizes
+            ]
+        )
+
+    def response(name: str) -> Tensor:
+        return torch.cat([pad(getattr(p, name), (0, max(widths) - w)) for p, _, w in sizes])
+
+    def rows(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    groups, first = [], 0
+    for part in parts:
+        groups.append(part.group_ids + first)
+        first += int(part.group_ids.max()) + 1
+    return Samples(
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        texts=[text for part in parts for text in part.texts],
+        input_ids=whole("input_ids", pad_token_id),
+        attention_mask=whole("attention_mask", 0),
+        response_mask=response("response_mask"),
+        logprobs=response("logprobs"),
+        entropy=response("entropy"),
+        group_ids=torch.cat(groups),
+        lengths=rows("lengths"),
+        truncated=rows("truncated"),
+    )
