@@ -1,12 +1,19 @@
-"""Compact causal language models and their tokenizers, in the format of `transformers`.
+r"""Compact causal language models and their tokenizers, in the format of `transformers`.
 
 A compact model is a Llama of the published architecture, only small. It is saved by
 `save_pretrained` and read back by `AutoModelForCausalLM` and `AutoTokenizer`, so whatever works on
 a large model works on it. `transformers` takes seconds to import and is imported on first use.
+
+A scalar model is such a model with a head of one number instead of one of words: a reward model
+reads it at the last token (`response_rewards`), a critic at every token (`response_values`). It is
+the same class that `AutoModelForSequenceClassification` reads, with one label, so a reward model
+that somebody else trained works too.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,11 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlcore.checks import brief, check_seed
 from rlcore.devices import choose_device, choose_dtype
+from rlcore.objectives.reward_model import last_token_values
 
 PAD, EOS = "<pad>", "<eos>"
+HEAD = "score.weight"  # where transformers keeps the head of a class with labels
 
 
 @dataclass(frozen=True)
@@ -150,18 +160,159 @@ def load(
     Nothing is ever downloaded. Raises ValueError when the folder or its config.json is missing, and
     when tokenizer or weights cannot be read or are not whole.
     """
+    model, found, tokenizer = _read(path, "AutoModelForCausalLM", device, dtype)
+    if HEAD in found["unexpected_keys"]:
+        raise ValueError(
+            f"path: the model in {str(path)!r} has a scalar head, not one of words; wanted "
+            "load_scalar_model"
+        )
+    return model, tokenizer
+
+
+def build_scalar_model(model: Any, *, seed: int, std: float | None = None) -> Any:
+    """A copy of a causal LM with a scalar head in place of its head of words.
+
+    model: of `build_model` or `load`; it is left as it is, and shares no weight with the copy.
+    The head is a linear map of the last hidden state, without bias, drawn from a normal of standard
+    deviation `std`: 1/sqrt(hidden size + 1) by default (Stiennon et al. 2020, arXiv 2009.01325, for
+    reward models); 0 gives a critic whose first values are all 0. The same weights for the same
+    seed; the global random state is left as it was.
+    Raises ValueError for a std below 0, and for a model that is no causal LM of transformers or for
+    whose architecture transformers has no class with a score.
+    """
+    check_seed(seed)
+    number = isinstance(std, int | float) and not isinstance(std, bool)
+    if std is not None and not (number and 0 <= std < math.inf):
+        raise ValueError(f"std: found {std!r}; wanted None or a finite number of at least 0")
+    if not hasattr(model, "config") or not hasattr(model, "lm_head"):
+        raise ValueError(f"model: found {type(model).__name__}; wanted a causal LM of transformers")
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(model.config)
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            scalar: Any = AutoModelForSequenceClassification.from_config(config, dtype=model.dtype)
+        except ValueError as error:
+            raise ValueError(f"model: no scalar head for it ({brief(error)})") from error
+        head = _head(scalar)
+        std = 1 / math.sqrt(head.in_features + 1) if std is None else std
+        drawn = torch.randn(head.weight.shape) * std
+    scalar.base_model.load_state_dict(model.base_model.state_dict())
+    with torch.no_grad():
+        head.weight.copy_(drawn)
+    return scalar.to(model.device).eval()
+
+
+def load_scalar_model(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> tuple[Any, Any]:
+    """Read (scalar model, tokenizer) from a folder that `save` wrote.
+
+    Nothing is ever downloaded. Raises ValueError as `load`, and where the model has no scalar head
+    or one with several numbers.
+    """
+    model, _, tokenizer = _read(path, "AutoModelForSequenceClassification", device, dtype)
+    try:
+        _head(model)
+    except ValueError as error:
+        raise ValueError(f"path: the model in {str(path)!r} is no scalar model ({error})") from None
+    return model, tokenizer
+
+
+def token_values(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    r"""One number per token, float32: column i is read off the hidden state of token i.
+
+    input_ids, attention_mask (B, L) -> (B, L). Column i has seen the tokens up to i, itself
+    included, so it is the value of the state in which token i+1 is drawn.
+    One forward pass, gradients on, dropout off (as for log-probs: a value taken with dropout on is
+    noise). The padding may be on either side, or on both: positions are counted over real tokens,
+    so a row has the same values wherever it stands. A padded slot has the value 0 and no gradient.
+    The head works in float32 whatever the model's dtype: in bfloat16 two rewards that differ by
+    less than one part in 256 would be a tie.
+    Raises ValueError for a model without a scalar head, and for shapes that differ.
+    """
+    if input_ids.dim() != 2 or attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask: found shape {tuple(attention_mask.shape)}; wanted that of input_ids, "
+            f"(B, L): {tuple(input_ids.shape)}"
+        )
+    head = _head(model)
+    with evaluating(model):
+        hidden = model.base_model(
+            input_ids=input_ids, use_cache=False, **padding(attention_mask)
+        ).last_hidden_state
+    real = attention_mask.bool()
+    hidden = torch.where(real[..., None], hidden.float(), 0.0)  # nothing of the padding, NaN or not
+    return hidden @ head.weight[0].float()
+
+
+def response_values(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, response_length: int
+) -> Tensor:
+    r"""What a critic says BEFORE each token of the response is drawn, (B, T), float32.
+
+    input_ids, attention_mask (B, P+T), prompts padded on the left and responses on the right as
+    `sample` gives them, T = `response_length`.
+    Column t is $V(x, y_{<t})$, the value of the state in which $y_t$ is drawn: it stands beside the
+    log-prob of $y_t$ in `response_logprobs`, and column 0 has seen the prompt alone. So $r_t +
+    \gamma V_{t+1} - V_t$ is `rewards[:, t] + gamma * values[:, t + 1] - values[:, t]`. What stands
+    on columns that are no token of the response is unspecified; there the mask decides.
+    $V(x, y)$ after the last token, for responses that were cut off, is not among them: it is
+    `last_token_values(token_values(model, input_ids, attention_mask), attention_mask)`.
+    Raises ValueError as `token_values`, and for a response_length outside 1 to P+T-1.
+    """
+    if not 1 <= response_length < input_ids.shape[-1]:
+        raise ValueError(
+            f"response_length: found {response_length}; wanted 1 to {input_ids.shape[-1] - 1}"
+        )
+    return token_values(model, input_ids, attention_mask)[:, -response_length - 1 : -1]
+
+
+def response_rewards(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    r"""What a reward model gives each row, $r_\phi(x, y)$, (B,), float32: its last real token's.
+
+    input_ids, attention_mask (B, L), prompt and response with its terminal token, padded on either
+    side. Gradients and errors as `token_values`; a row without a real token is an error too.
+    """
+    return last_token_values(token_values(model, input_ids, attention_mask), attention_mask)
+
+
+def _head(model: Any) -> torch.nn.Linear:
+    """The scalar head of a model. ValueError where there is none."""
+    head = getattr(model, HEAD.partition(".")[0], None)
+    if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or head.bias is not None:
+        found = "none" if head is None else str(head)
+        raise ValueError(
+            f"model: found {found} as the head of a {type(model).__name__}; wanted one number "
+            "without bias (build_scalar_model)"
+        )
+    return head
+
+
+def _read(
+    path: str | os.PathLike[str],
+    auto_class: str,
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+) -> tuple[Any, dict[str, Any], Any]:
+    """Model, what transformers says about its weights, and tokenizer."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ValueError(f"path: {str(folder)!r} is not a model folder (it has no config.json)")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype, device)
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, padding_side="left"
             )
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = getattr(transformers, auto_class).from_pretrained(
                 folder, local_files_only=True, dtype=chosen_dtype, output_loading_info=True
             )
     except Exception as error:  # a damaged file fails in as many ways as there are bytes
@@ -170,7 +321,28 @@ def load(
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"path: the model in {str(folder)!r} has no weights for {missing[0]}")
-    return model.to(chosen_device).eval(), tokenizer
+    return model.to(chosen_device).eval(), found, tokenizer
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Dropout off inside the block; `model.training` is put back after it."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def padding(mask: Tensor) -> dict[str, Tensor]:
+    """Mask and positions for left-padded rows; nothing where no row has padding on the left.
+
+    Padding on the right needs no mask: a causal model never looks ahead.
+    """
+    if bool(mask[:, 0].all()):
+        return {}
+    return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
 @contextmanager

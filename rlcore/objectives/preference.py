@@ -151,7 +151,8 @@ def link_function(link: str, beta: float, gamma: float) -> Callable[[Tensor], Te
 def smoothing_function(
     smoothing: str, label_smoothing: float
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    r"""$\ell(h), \ell(-h) \mapsto$ the loss when labels may err.  ValueError as ``preference_loss``."""
+    r"""$\ell(h), \ell(-h) \mapsto$ the loss when labels may err, the second that of the pair the
+    other way round.  ValueError as ``preference_loss``."""
     check_choice("smoothing", smoothing, SMOOTHINGS)
     wrong = check_number("label_smoothing", label_smoothing, at_least=0, at_most=0.5)
     if smoothing == "conservative":
