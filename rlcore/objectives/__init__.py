@@ -44,9 +44,15 @@ from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
 from rlcore.objectives.kto import kto_loss, kto_weights
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import entropy, token_logprobs
-from rlcore.objectives.policy import SURROGATES, policy_loss
+from rlcore.objectives.policy import policy_loss
 from rlcore.objectives.preference import LINKS, SCORES, SMOOTHINGS, preference_loss
-from rlcore.objectives.ratios import RATIO_LEVELS, fixed_clip_range, importance_ratio
+from rlcore.objectives.ratios import (
+    CLIP_RANGES,
+    RATIO_LEVELS,
+    dynamic_clip_range,
+    fixed_clip_range,
+    importance_ratio,
+)
 from rlcore.objectives.reward_model import (
     last_token_values,
     ranking_loss,
@@ -65,9 +71,11 @@ from rlcore.objectives.rlhf import (
     regularized_value,
 )
 from rlcore.objectives.smoothing import RewardHistory, SmoothedAdvantages, smoothed_advantages
+from rlcore.objectives.surrogates import SURROGATES
 
 __all__ = [
     "AGGREGATIONS",
+    "CLIP_RANGES",
     "KL_ESTIMATORS",
     "LINKS",
     "RATIO_LEVELS",
@@ -85,6 +93,7 @@ __all__ = [
     "beta_normalized_advantages",
     "conditioned_rewards",
     "decoupled_advantages",
+    "dynamic_clip_range",
     "entropy",
     "equal_groups",
     "fixed_clip_range",

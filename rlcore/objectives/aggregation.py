@@ -1,7 +1,8 @@
-"""Question 4: how much does each token count?  From per-token values to one number."""
+r"""Question 4: how much does each token count?  From per-token values to one number."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
@@ -12,7 +13,7 @@ from rlcore.objectives._checks import (
     read_tokens,
 )
 
-AGGREGATIONS = ("sequence_mean", "token_mean", "constant", "sequence_sum")
+AGGREGATIONS = ("sequence_mean", "token_mean", "constant", "sequence_sum", "only_token_mean")
 
 
 def aggregate(
@@ -24,38 +25,78 @@ def aggregate(
     total: Any = None,
     allow_empty: bool = False,
 ) -> Tensor:
-    """The weighted sum of l_{g,t} over all real tokens, with the weight that `how` names:
+    r"""The weighted sum $\sum_{g,t} w_{g,t}\,\ell_{g,t}$ over all real tokens of $B$ responses.
 
-    "sequence_mean"  1 / (B |y^(g)|)  mean per response, then over responses (GRPO)
-    "token_mean"     1 / sum_g |y^(g)|  all tokens alike (DAPO, SFT)
-    "constant"       1 / (B L)  L = `constant`, the same for all lengths (Dr. GRPO)
-    "sequence_sum"   1 / B  sum per response, mean over responses (REINFORCE, RLOO)
+    ``how`` names the weight of a token:
 
-    token_values, response_mask (B, T) -> scalar, in float32 or wider.
-    total: when the call sees a part of a step, the number of responses of the whole step (of
-    tokens for "token_mean") replaces B (the token count), so that the parts add up to the whole.
-    allow_empty: rows without a real token add 0 and are not counted in B; else they are an error.
-    ValueError: an unknown `how`, shapes that differ, values not finite at a real token, an empty
-    response, `constant` missing, < 1e-6 or given to another `how`, `total` below the part's count.
+    - ``"sequence_mean"``: $w_{g,t} = \frac{1}{B\,|y^{(g)}|}$, the mean over each response, then
+      over responses (GRPO, GSPO, SAPO).
+    - ``"token_mean"``: $w_{g,t} = \frac{1}{\sum_g |y^{(g)}|}$, all tokens alike (DAPO, CISPO,
+      VAPO, SFT).
+    - ``"constant"``: $w_{g,t} = \frac{1}{B\,L}$ with $L$ = ``constant``, the same for responses
+      of every length (Dr. GRPO).
+    - ``"sequence_sum"``: $w_{g,t} = \frac1B$, the sum over each response, then the mean over
+      responses (REINFORCE, RLOO, LUSPO).
+    - ``"only_token_mean"``: $w_{g,t} = \frac{1}{|y^{(g)}|}$, the mean over each response, then
+      the SUM over responses (DCPO).
+
+    ``token_values`` and ``response_mask`` are $(B, T)$; the result is a scalar in float32 or
+    wider, through which the gradient flows to ``token_values``.
+
+    ``total``: when the call sees a part of a step, the number of responses of the whole step (of
+    tokens for ``"token_mean"``) takes the place of $B$ (of $\sum_g |y^{(g)}|$), so that the parts
+    add up to the whole.  For ``"only_token_mean"`` it changes nothing: a sum has no divisor.
+
+    ``allow_empty``: rows without a real token add 0 and are not counted in $B$; else they are an
+    error.
+
+    Sources: GRPO, arXiv 2402.03300, eq. 3; DAPO, arXiv 2503.14476, eq. 8; Dr. GRPO, arXiv
+    2503.20783, listing 1; DCPO, arXiv 2509.02333, eq. 8.  What differs from them:
+
+    - "Only-token-mean" has three meanings: DCPO's eq. 8, computed here, has no $1/G$; the project's
+      Chinese README prints $\frac1G \sum_g \sum_t$ without the lengths; the released code takes the
+      token mean over the micro-batch.
+    - DAPO's paper writes the token mean over one group, TRL and rlcore take it over the batch.
+    - TRL's ``"bnpo"`` is the token mean over the local micro-batch: without ``total``, the parts
+      of a step do not add up to the whole.
+    - TRL's ``"grpo"`` divides by all $B$ rows, the empty ones too: pass that number as ``total``.
+
+    ValueError: an unknown ``how``, shapes that differ, values not finite at a real token, an empty
+    response, ``constant`` missing, below 1e-6 or given to another ``how``, ``total`` below the
+    part's own count.
     """
+    check_constant(how, constant)
+    mask = read_mask(response_mask, allow_empty=allow_empty)
+    values = read_tokens("token_values", token_values, mask)
+    return weigh(values, mask, how, constant, total)
+
+
+def check_constant(how: str, constant: float | None) -> None:
+    """That ``how`` is known and comes with a ``constant`` where, and only where, it needs one."""
     check_choice("how", how, AGGREGATIONS)
     if how == "constant":
         if constant is None:
             raise ValueError("constant must be given to aggregate over a constant; got None")
-        constant = check_number("constant", constant, at_least=1e-6)  # dividing must not overflow
+        check_number("constant", constant, at_least=1e-6)  # dividing must not overflow
     elif constant is not None:
         raise ValueError(f'constant is for "constant" only; got {constant} with "{how}"')
-    mask = read_mask(response_mask, allow_empty=allow_empty)
-    values = read_tokens("token_values", token_values, mask)
 
+
+def weigh(
+    values: Tensor, mask: Tensor, how: str, constant: float | None = None, total: Any = None
+) -> Tensor:
+    """``aggregate``, of arguments that are already checked: values $(B, T)$ or, where all tokens of
+    a response have the same, $(B, 1)$, finite in padded slots too."""
     lengths = mask.sum(dim=1)
     count = int(lengths.sum() if how == "token_mean" else (lengths > 0).sum())
     if total is not None and check_count("total", total) < count:
         what = "tokens" if how == "token_mean" else "responses"
         raise ValueError(f"total must be at least the {count} {what} of this part; got {total}")
-    responses = values.sum(dim=1)
-    if how == "sequence_mean":
+    responses = torch.where(mask, values, 0.0).sum(dim=1)
+    if how in ("sequence_mean", "only_token_mean"):
         responses = responses / lengths.clamp(min=1)
     elif constant is not None:
-        responses = responses / constant
+        responses = responses / float(constant)
+    if how == "only_token_mean":
+        return responses.sum()
     return responses.sum() / (max(count, 1) if total is None else int(total))

@@ -1,4 +1,4 @@
-"""Question 5: how far from where we started?  Estimates of KL(pi_theta || pi_ref)."""
+r"""Question 5: how far from where we started?  Estimates of $KL(\pi_\theta \,\|\, \pi_{ref})$."""
 
 import torch
 from torch import Tensor
@@ -23,27 +23,56 @@ def kl_per_token(
     max_log_ratio: float = 20.0,
     allow_empty: bool = False,
 ) -> Tensor:
-    """One token's estimate of KL(pi_theta || pi_ref), for tokens drawn from pi_theta.
+    r"""One token's estimate of $KL(\pi_\theta \,\|\, \pi_{ref})$ in nats, for tokens drawn from
+    $\pi_\theta$.
 
-    With d = log pi_theta(y_t | .) - log pi_ref(y_t | .), in nats:
-    "k1"  d                 unbiased; may be negative; AS A LOSS its mean gradient is 0
-    "k2"  d^2 / 2           biased, small variance; as a loss: the gradient of this KL
-    "k3"  e^-d - 1 + d      unbiased, >= 0; as a loss: the gradient of KL(pi_ref || pi_theta)
+    With $d = \log\pi_\theta(y_t \mid \cdot) - \log\pi_{ref}(y_t \mid \cdot)$, ``estimator`` is
 
-    logprobs, ref_logprobs, response_mask (B, T) -> (B, T), with 0 in padded slots.  The gradient
-    flows through logprobs only.  In k3, d is kept above -max_log_ratio, so that e^-d stays finite.
-    Source: Schulman, "Approximating KL divergence", 2020; DeepSeekMath, arXiv 2402.03300, eq. 4.
-    ValueError: shapes that differ, log-probs not finite, an empty response (unless allow_empty),
-    an unknown estimator, max_log_ratio <= 0 or > 80.
+    - ``"k1"``: $d$.  Unbiased, may be negative.
+    - ``"k2"``: $\frac12 d^2$.  Biased, of small variance.
+    - ``"k3"``: $e^{-d} - 1 + d$.  Unbiased, never negative.
+
+    An estimate with the right mean need not have the right gradient.  As a loss, over tokens drawn
+    from $\pi_\theta$, the mean gradient is
+
+    - of k1: zero.  It teaches nothing; k1 belongs in the reward.
+    - of k2: that of this KL, $\nabla KL(\pi_\theta \,\|\, \pi_{ref})$.
+    - of k3: that of the other one, $\nabla KL(\pi_{ref} \,\|\, \pi_\theta)$.
+    - of $\rho\,k_3$, with the gradient through $\rho$ too (``kl_importance_weighted`` of
+      ``policy_loss``): that of this KL.
+
+    All of them see the next token only; how the policy came to its prefix is left out, unlike with
+    a KL term in the reward.
+
+    ``logprobs``, ``ref_logprobs`` and ``response_mask`` are $(B, T)$; so is the result, with 0 in
+    padded slots.  The gradient flows through ``logprobs`` only.  In k3, $d$ is kept above
+    ``-max_log_ratio``, so that $e^{-d}$ stays finite; papers and TRL have no such limit.
+
+    Sources: Schulman, "Approximating KL divergence", 2020; DeepSeekMath, arXiv 2402.03300, eq. 4
+    (k3 in the loss).  What differs from them:
+
+    - GRPO's paper has $k_3$ alone; TRL's default (from 1.10 on) is $\rho\,k_3$, DeepSeek-V3.2's
+      correction.
+    - Some code has k3's ratio the wrong way up, $e^{d} - 1 - d$ over tokens from $\pi_\theta$: its
+      mean is $\chi^2 - KL$, not an estimate of this KL.
+
+    ValueError: shapes that differ, log-probs not finite at a real token, an empty response (unless
+    ``allow_empty``), an unknown estimator, ``max_log_ratio`` <= 0 or > 80.
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     policy = read_tokens("logprobs", logprobs, mask)
-    difference = policy - read_tokens("ref_logprobs", ref_logprobs, mask).detach()
+    return kl_of(policy, read_tokens("ref_logprobs", ref_logprobs, mask), estimator, limit)
+
+
+def kl_of(policy: Tensor, ref: Tensor, estimator: str, limit: float = 20.0) -> Tensor:
+    """``kl_per_token``, of log-probs that are already read (0 in padded slots)."""
+    difference = policy - ref.detach()
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    difference = difference.clamp(min=-limit)
+    if difference.detach().min() < -limit:
+        difference = difference.clamp(min=-limit)
     return torch.expm1(-difference) + difference

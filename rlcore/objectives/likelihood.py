@@ -1,11 +1,11 @@
-"""Supervised fine-tuning: the likelihood of demonstrations."""
+r"""Supervised fine-tuning: the likelihood of demonstrations."""
 
 from typing import Any
 
 from torch import Tensor
 
 from rlcore.objectives._checks import check_choice, read_mask, read_tokens
-from rlcore.objectives.aggregation import aggregate
+from rlcore.objectives.aggregation import weigh
 
 
 def sft_loss(
@@ -16,15 +16,31 @@ def sft_loss(
     total: Any = None,
     allow_empty: bool = False,
 ) -> Tensor:
-    """L = -mean of log pi_theta(y_t | x, y_<t) over the tokens to be learned, to MINIMISE.
+    r"""$\mathcal L = -\operatorname{mean} \log\pi_\theta(y_t \mid x, y_{<t})$ over the tokens to be
+    learned, to MINIMISE.
 
-    logprobs, mask (B, T): mask is true at the tokens of the demonstrated response (the end-of-
-    sequence token too, so that the model learns to stop), false at prompt and padding.
-    aggregation: "token_mean" (TRL, transformers), all tokens alike; "sequence_mean", the mean of
-    per-response means.  total: as in aggregate, the tokens (or responses) of the whole step.
-    Returns a scalar, float32 or wider.  ValueError: as aggregate.
+    ``logprobs`` (nats) and ``mask`` are $(B, T)$.  ``mask`` is true at the tokens of the
+    demonstrated response (the end-of-sequence token too, so that the model learns to stop), false
+    at prompt and padding.  The gradient flows to ``logprobs``; the result is a scalar in float32 or
+    wider.
+
+    ``aggregation``:
+
+    - ``"token_mean"``: all tokens alike (TRL, transformers), so long responses count more.
+    - ``"sequence_mean"``: the mean of the responses' own means.
+
+    ``total``: as in ``aggregate``, the tokens (or responses) of the whole step when the call sees a
+    part of it; a mean of the parts' means would be another loss.  ``allow_empty``: rows without a
+    token to be learned are left out; if all are, the loss is 0.
+
+    This is also the likelihood term of VAPO (arXiv 2504.05118, sec. 5.1): ``mask`` true in the rows
+    of correct answers only, ``allow_empty=True``, the result times $\mu = 0.1$.
+
+    What differs elsewhere: TRL excludes the prompt only for prompt/completion data or with
+    ``assistant_only_loss``; transformers' ``ForCausalLMLoss`` computes in float32 always.
+
+    ValueError: as ``aggregate``.
     """
     check_choice("aggregation", aggregation, ("token_mean", "sequence_mean"))
     real = read_mask(mask, name="mask", allow_empty=allow_empty)
-    values = read_tokens("logprobs", logprobs, real)
-    return aggregate(-values, real, how=aggregation, total=total, allow_empty=allow_empty)
+    return -weigh(read_tokens("logprobs", logprobs, real), real, aggregation, total=total)

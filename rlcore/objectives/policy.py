@@ -1,24 +1,34 @@
-"""The loss of every online algorithm in this book: the five stages, strung together."""
+r"""The loss of every online algorithm in this book: the five stages, strung together."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlcore.objectives import surrogates
 from rlcore.objectives._checks import (
     MAX_WEIGHT,
     check_choice,
+    check_count,
     check_number,
     describe,
     is_dense,
     read_mask,
     read_tokens,
 )
-from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
-from rlcore.objectives.kl import KL_ESTIMATORS, kl_per_token
-from rlcore.objectives.ratios import RATIO_LEVELS, fixed_clip_range, importance_ratio
+from rlcore.objectives.aggregation import AGGREGATIONS, check_constant, weigh
+from rlcore.objectives.kl import KL_ESTIMATORS, kl_of
+from rlcore.objectives.ratios import (
+    CLIP_RANGES,
+    RATIO_LEVELS,
+    dynamic_range_of,
+    fixed_clip_range,
+    ratio_of,
+)
+from rlcore.objectives.surrogates import SURROGATES, USE_RANGE, USE_RATIO
 
-SURROGATES = ("clip", "reinforce")
+Ends = tuple[float | Tensor, float | Tensor, float | None]  # low, high, ratio_max
+Statistics = dict[str, Tensor]
 
 
 def policy_loss(
@@ -29,8 +39,12 @@ def policy_loss(
     *,
     surrogate: str = "clip",
     ratio_level: str = "token",
+    clip_range: str = "fixed",
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
+    ratio_max: float | None = None,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
     aggregation: str = "sequence_mean",
     constant: float | None = None,
     total: Any = None,
@@ -38,95 +52,260 @@ def policy_loss(
     beta: float = 0.0,
     kl_estimator: str = "k3",
     kl_importance_weighted: bool = False,
+    entropies: Tensor | None = None,
+    entropy_coef: float = 0.0,
+    token_total: Any = None,
     allow_empty: bool = False,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """L = -aggregate( min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A) - beta KL ), to MINIMISE.
+) -> tuple[Tensor, Statistics]:
+    r"""The loss of one update, to MINIMISE: minus the average of what the tokens gain.
 
-    logprobs, old_logprobs, ref_logprobs, response_mask (B, T); advantages (B,), one for all tokens
-    of a response, or (B, T).  Returns the loss and its statistics, scalars without gradient.
-    surrogate: "clip" as above; "reinforce", A log pi_theta instead of the min (no ratio).
-    ref_logprobs with beta=0 only measures the KL.  kl_importance_weighted: rho KL instead of KL
-    (with k3, the gradient of KL(theta || ref): TRL's use_bias_correction_kl, DeepSeek-V3.2).
-    The other arguments, and what is an error: importance_ratio, fixed_clip_range, aggregate,
-    kl_per_token.  Source: PPO, arXiv 1707.06347, eq. 7; GRPO, arXiv 2402.03300, eq. 3.
+    $$
+    \mathcal L = -\operatorname{agg}_{g,t}\big( s(\rho_{g,t}, A^{(g)}) - \beta\, k_{g,t} \big)
+    - c\, \bar H
+    $$
+
+    ``logprobs``, ``old_logprobs``, ``ref_logprobs`` (nats, of the tokens that were sampled),
+    ``entropies`` (nats) and ``response_mask`` are $(B, T)$; ``advantages`` is $(B,)$, one for all
+    tokens of a response, or $(B, T)$.  The result is the loss and its statistics: scalars, the
+    statistics without gradient.  The gradient flows through ``logprobs`` and ``entropies`` only.
+
+    ``surrogate``, $s$, is what a token gains (each is a function in ``surrogates``):
+
+    - ``"clip"``: $\min(\rho A, \mathrm{clip}(\rho) A)$ (PPO, GRPO, DAPO, DCPO, GSPO, VAPO).
+    - ``"reinforce"``: $A \log\pi_\theta$, no ratio (REINFORCE, SCST, RLOO).
+    - ``"capped"``: $\mathrm{sg}[\mathrm{clip}(\rho)]\,A \log\pi_\theta$ (CISPO).
+    - ``"soft"``: $\frac4\tau\sigma(\tau(\rho - 1))\,A$, with ``tau_positive`` where $A > 0$ and
+      ``tau_negative`` elsewhere (SAPO).
+    - ``"gamma"``: $\mathrm{sg}[\phi(W)]\,A \log\pi_\theta$, $W$ the ratio of ``"sequence_sum"``
+      (VESPO).
+
+    ``ratio_level``: which ratio, see ``importance_ratio``.  ``clip_range``: ``"fixed"``, from
+    $1 - \epsilon_{low}$ to $1 + \epsilon_{high}$; ``"dynamic"``, DCPO's range for each token, from
+    the same two arguments (0.16 and 0.20 there), at level ``"token"`` only.  ``ratio_max``: with
+    ``"clip"``, the cap on $\rho$ where $A < 0$, no gradient beyond it; in the dynamic range it caps
+    the upper end too (None: 10 there, no cap in the fixed one).
+
+    ``aggregation``, ``constant``, ``total``: how much each token counts, see ``aggregate``.
+
+    ``beta``, ``kl_estimator``: the weight and kind of the KL term, see ``kl_per_token``; it is
+    averaged as the gain is.  ``kl_importance_weighted``: $\rho\,k$ in place of $k$.  With ``beta``
+    0, ``ref_logprobs`` only measures the KL.
+
+    ``entropies``: $H$ of the policy at each token, from ``entropy``; $\bar H$ is their mean over
+    real tokens whatever the aggregation, its weight is ``entropy_coef`` (0: measured only).
+    ``token_total``: when the call sees a part of a step, the real tokens of the whole step (for
+    ``"token_mean"`` that is ``total``).
+
+    Statistics, under TRL's names: ``clip_ratio/low_mean``, ``clip_ratio/high_mean`` and
+    ``clip_ratio/region_mean`` (either), the share of tokens that the range leaves without a
+    gradient; ``clip_ratio/max_mean``, that beyond ``ratio_max`` where there is one; ``ratio_mean``;
+    ``kl`` and, naming the estimator, ``kl/k3``; ``entropy``; for ``"capped"``
+    ``cispo_clip_ratio``, the share of weights cut above where $A > 0$; for ``"gamma"``
+    ``vespo/phi_seq_mean``.  They are means over tokens, or over responses where a response has one
+    ratio.
+
+    Sources: PPO, arXiv 1707.06347, eqs. 7 and 9; GRPO, arXiv 2402.03300, eq. 3; DCPO, arXiv
+    2509.02333, eqs. 4 and 8; the rest in the functions named above.  What differs in TRL:
+
+    - GRPO's paper is ``loss_type="grpo"`` with ``use_bias_correction_kl=False``; the default
+      ``loss_type`` is DAPO's, and the default KL term is $\rho\,k_3$.
+    - The statistic ``kl`` is that of $\rho\,k$ there when the term is.
+    - For CISPO, ``epsilon_high`` is the cap itself, not an offset from 1.
+    - SAPO's and GRPO's means divide by all rows, rows left out by the mask too.
+    - With one update per batch of samples its old log-probs are the policy's own, so that all
+      ratios are 1 and clipping never acts.
+
+    And in DCPO's released code: see ``dynamic_clip_range`` and ``aggregate``.
+
+    ValueError: as the functions named; an unknown choice, or choices that do not go together
+    (``"gamma"`` without ``"sequence_sum"``, ``"dynamic"`` at another level than ``"token"``,
+    ``ratio_max`` where nothing reads it); ``beta`` or ``entropy_coef`` > 0 without its tensor;
+    ``total`` without ``token_total`` where the entropy needs it.
     """
-    _check_choices(surrogate, ratio_level, aggregation, kl_estimator)
-    mask = read_mask(response_mask, allow_empty=allow_empty)
-    logprobs = read_tokens("logprobs", logprobs, mask)
-    advantage = _per_token(advantages, mask, logprobs.dtype)
-
-    ratio = importance_ratio(logprobs, old_logprobs, mask, level=ratio_level, allow_empty=True)
-    low, high = fixed_clip_range(epsilon_low, epsilon_high)  # how far may one token move?
-    if surrogate == "clip":
-        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-    else:
-        gain = advantage * logprobs
-    kl = _kl(logprobs, ref_logprobs, mask, beta, kl_estimator)  # how far from where we started?
-    penalty = float(beta) * (ratio * kl if kl_importance_weighted else kl)
-    loss = aggregate(  # how much does each token count?
-        penalty - gain, mask, how=aggregation, constant=constant, total=total, allow_empty=True
-    )
-
-    stats = _statistics(ratio, advantage, mask, low, high, surrogate, ratio_level)
-    if ref_logprobs is not None:
-        stats["kl"] = stats[f"kl/{kl_estimator}"] = _mean(kl, mask, "token_mean")
-    return loss, stats
+    _check_choices(surrogate, ratio_level, clip_range, aggregation, constant, kl_estimator)
+    new, old, mask = _read(logprobs, old_logprobs, response_mask, allow_empty)
+    advantage = _per_token(advantages, mask, new.dtype)
+    moves = surrogate in USE_RATIO or kl_importance_weighted
+    ratio = ratio_of(new if moves else new.detach(), old, mask, ratio_level)
+    ends = _clip_range(surrogate, clip_range, old, epsilon_low, epsilon_high, ratio_max)
+    gain = _gain(surrogate, ratio, new, advantage, ends, (tau_positive, tau_negative))
+    kl, kl_stats = _kl(new, ref_logprobs, mask, beta, kl_estimator)
+    if beta > 0:
+        gain = gain - float(beta) * (ratio * kl if kl_importance_weighted else kl)
+    loss = -weigh(gain, mask, aggregation, constant, total)
+    bonus, stats = _entropy(entropies, entropy_coef, mask, aggregation, total, token_total)
+    stats |= _statistics(surrogate, ratio_level, ratio, advantage, ends, mask)
+    return loss - bonus, stats | kl_stats
 
 
-def _check_choices(surrogate: str, ratio_level: str, aggregation: str, kl_estimator: str) -> None:
+def _check_choices(
+    surrogate: str,
+    ratio_level: str,
+    clip_range: str,
+    aggregation: str,
+    constant: float | None,
+    kl_estimator: str,
+) -> None:
+    """That each choice is known, and that they go together."""
     check_choice("surrogate", surrogate, SURROGATES)
     check_choice("ratio_level", ratio_level, RATIO_LEVELS)
+    check_choice("clip_range", clip_range, CLIP_RANGES)
     check_choice("aggregation", aggregation, AGGREGATIONS)
     check_choice("kl_estimator", kl_estimator, KL_ESTIMATORS)
+    check_constant(aggregation, constant)
+    if surrogate == "gamma" and ratio_level != "sequence_sum":
+        raise ValueError(
+            'ratio_level must be "sequence_sum" with surrogate="gamma", whose weight is that of a '
+            f"whole response; got {ratio_level!r}"
+        )
+    if clip_range == "dynamic" and ratio_level != "token":
+        raise ValueError(
+            'ratio_level must be "token" with clip_range="dynamic", a range for each token; got '
+            f"{ratio_level!r}"
+        )
+
+
+def _read(
+    logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor, allow_empty: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    mask = read_mask(response_mask, allow_empty=allow_empty)
+    new = read_tokens("logprobs", logprobs, mask)
+    return new, read_tokens("old_logprobs", old_logprobs, mask).detach(), mask
 
 
 def _per_token(advantages: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B,) or (B, T) -> (B, T), without gradient, 0 in padded slots."""
+    """(B,) -> (B, 1), (B, T) -> (B, T); without gradient, 0 where there is no real token."""
     if not is_dense(advantages) or advantages.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"advantages must be of shape {tuple(mask.shape[:1])} or {tuple(mask.shape)}; got "
             f"{describe(advantages)}"
         )
-    if advantages.dim() == 1:
-        advantages = advantages[:, None].expand(mask.shape)
+    if advantages.dim() == 1:  # one a response: no need to write it out for each token
+        advantages, mask = advantages[:, None], mask.any(dim=1, keepdim=True)
     return read_tokens("advantages", advantages, mask).to(dtype).detach()
 
 
-def _kl(
-    logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, beta: float, estimator: str
+def _clip_range(
+    surrogate: str,
+    clip_range: str,
+    old: Tensor,
+    epsilon_low: float,
+    epsilon_high: float,
+    ratio_max: float | None,
+) -> Ends:
+    """The ends of the range, and the cap on ratios that the range leaves alone."""
+    low, high = fixed_clip_range(epsilon_low, epsilon_high)
+    if clip_range == "dynamic":
+        ratio_max = 10.0 if ratio_max is None else ratio_max
+        check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
+        if surrogate in USE_RANGE:
+            return *dynamic_range_of(old, epsilon_low, epsilon_high, ratio_max), ratio_max
+    elif ratio_max is not None:
+        if surrogate != "clip":
+            raise ValueError(
+                f'ratio_max is for surrogate="clip" or clip_range="dynamic" only; got {ratio_max} '
+                f'with "{surrogate}"'
+            )
+        check_number("ratio_max", ratio_max, at_least=high, at_most=MAX_WEIGHT)
+    return low, high, ratio_max
+
+
+def _gain(
+    surrogate: str,
+    ratio: Tensor,
+    new: Tensor,
+    advantage: Tensor,
+    ends: Ends,
+    taus: tuple[float, float],
 ) -> Tensor:
-    """KL per token; 0 without a reference."""
+    """What each token contributes, (B, T) or (B, 1)."""
+    for name, tau in zip(("tau_positive", "tau_negative"), taus, strict=True):
+        check_number(name, tau, at_least=1e-6, at_most=1e6)  # neither 4/tau nor tau rho overflows
+    low, high, ratio_max = ends
+    if surrogate == "clip":
+        return surrogates.clip(ratio, advantage, low, high, ratio_max)
+    if surrogate == "capped":
+        return surrogates.capped(ratio, new, advantage, low, high)
+    if surrogate == "soft":
+        return surrogates.soft(ratio, advantage, *taus)
+    if surrogate == "gamma":
+        return surrogates.gamma(ratio, new, advantage)
+    return surrogates.reinforce(new, advantage)
+
+
+def _kl(
+    new: Tensor, ref_logprobs: Tensor | None, mask: Tensor, beta: float, estimator: str
+) -> tuple[Tensor, Statistics]:
+    """KL per token, with a gradient where it has a weight; 0 without a reference."""
     check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
-    if ref_logprobs is not None:
-        return kl_per_token(logprobs, ref_logprobs, mask, estimator=estimator, allow_empty=True)
-    if beta > 0:
-        raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
-    return torch.zeros_like(logprobs)
+    if ref_logprobs is None:
+        if beta > 0:
+            raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
+        return new.new_zeros(()), {}
+    ref = read_tokens("ref_logprobs", ref_logprobs, mask)
+    kl = kl_of(new if beta > 0 else new.detach(), ref, estimator)
+    mean = _mean(kl, mask, "token_mean")
+    return kl, {"kl": mean, f"kl/{estimator}": mean}
+
+
+def _entropy(
+    entropies: Tensor | None,
+    coef: float,
+    mask: Tensor,
+    aggregation: str,
+    total: Any,
+    token_total: Any,
+) -> tuple[Tensor | float, Statistics]:
+    """The mean entropy per real token, times its weight; 0 without entropies."""
+    check_number("entropy_coef", coef, at_least=0, at_most=MAX_WEIGHT)
+    if token_total is None and aggregation == "token_mean":
+        token_total = total
+    tokens = int(mask.sum())
+    if token_total is not None and check_count("token_total", token_total) < tokens:
+        raise ValueError(
+            f"token_total must be at least the {tokens} tokens of this part; got {token_total}"
+        )
+    if entropies is None:
+        if coef > 0:
+            raise ValueError(
+                f"entropies must be given when entropy_coef > 0; got None with entropy_coef={coef}"
+            )
+        return 0.0, {}
+    if coef > 0 and token_total is None and total is not None:
+        raise ValueError(
+            f"token_total must be given with total={total}: the entropy is a mean over all tokens "
+            "of the step; got None"
+        )
+    values = read_tokens("entropies", entropies, mask)
+    mean = weigh(values if coef > 0 else values.detach(), mask, "token_mean")
+    share = 1.0 if token_total is None else max(tokens, 1) / int(token_total)
+    return float(coef) * share * mean, {"entropy": mean.detach()}
 
 
 def _mean(values: Tensor, mask: Tensor, how: str) -> Tensor:
-    return aggregate(values.detach(), mask, how=how, allow_empty=True)
+    return weigh(values.detach(), mask, how)
 
 
 def _statistics(
-    ratio: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    low: float,
-    high: float,
-    surrogate: str,
-    ratio_level: str,
-) -> dict[str, Tensor]:
+    surrogate: str, ratio_level: str, ratio: Tensor, advantage: Tensor, ends: Ends, mask: Tensor
+) -> Statistics:
     """Under TRL's names: the mean ratio, and the share of tokens (of responses, where they have one
     ratio each) that the clip leaves without a gradient: below the range with A < 0, above it with
-    A > 0.  "reinforce" does not clip."""
+    A > 0.  Only "clip" does that; "capped" has its own share, of weights that were cut."""
     how = "token_mean" if ratio_level == "token" else "sequence_mean"
-    clips = surrogate == "clip"
-    below = (ratio < low) & (advantage < 0) & clips
-    above = (ratio > high) & (advantage > 0) & clips
-    return {
-        "clip_ratio/low_mean": _mean(below, mask, how),
-        "clip_ratio/high_mean": _mean(above, mask, how),
-        "clip_ratio/region_mean": _mean(below | above, mask, how),
-        "ratio_mean": _mean(ratio, mask, how),
-    }
+    low, high, ratio_max = ends
+    nothing = ratio.new_zeros(())
+    shares = dict.fromkeys(("low_mean", "high_mean", "region_mean"), nothing)
+    if surrogate == "clip":
+        below = _mean((ratio < low) & (advantage < 0), mask, how)
+        above = _mean((ratio > high) & (advantage > 0), mask, how)
+        shares = {"low_mean": below, "high_mean": above, "region_mean": below + above}
+        if ratio_max is not None:
+            shares["max_mean"] = _mean((ratio > ratio_max) & (advantage < 0), mask, how)
+    stats = {f"clip_ratio/{name}": share for name, share in shares.items()}
+    if surrogate == "capped":
+        stats["cispo_clip_ratio"] = _mean((ratio > high) & (advantage > 0), mask, how)
+    if surrogate == "gamma":
+        weight = surrogates.gamma_weight(ratio, advantage)
+        stats["vespo/phi_seq_mean"] = _mean(weight, mask, how)
+    return stats | {"ratio_mean": _mean(ratio, mask, how)}
