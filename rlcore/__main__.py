@@ -56,6 +56,7 @@ def train(options: argparse.Namespace) -> int:
             *policy_names,
             "start",
             "updates_per_batch",
+            "max_sampling_rounds",
             "evaluate_every",
             "advantages",
             "beta",
@@ -75,11 +76,12 @@ def train(options: argparse.Namespace) -> int:
         "device": options.device,
     }
     updates = 1 if options.updates_per_batch is None else options.updates_per_batch
+    rounds = 10 if options.max_sampling_rounds is None else options.max_sampling_rounds
     every = recipe.steps if options.evaluate_every is None else options.evaluate_every
     n, temperature = _evaluated(options)
     check_seed(options.seed)
     threads = 1 if options.threads is None else options.threads
-    check_whole(1, updates_per_batch=updates, n=n, threads=threads)
+    check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds, n=n, threads=threads)
     check_whole(0, evaluate_every=every)
     check_temperature(temperature)
     choose_device(options.device)
@@ -89,6 +91,7 @@ def train(options: argparse.Namespace) -> int:
 
     beta = {None: 0.0, "paper": None}.get(options.beta, options.beta)
     row = training.row(options.algorithm, beta=beta)
+    training.check_trainable(row)
     function = _function(options.advantages)
     if options.start is not None:
         model, tokenizer = models.load(options.start, device=options.device)
@@ -108,6 +111,7 @@ def train(options: argparse.Namespace) -> int:
         **recipe.policy_settings(),
         seed=options.seed,
         updates_per_batch=updates,
+        max_sampling_rounds=rounds,
         temperature=temperature,
         measure_kl=bool(options.measure_kl),
         advantage_function=function,
@@ -146,13 +150,18 @@ def tasks(options: argparse.Namespace) -> int:
 
 
 def algorithms(options: argparse.Namespace) -> int:
-    """The rows of five answers."""
+    """The rows of five answers, and whether `train` can train them."""
     from rlcore.algorithms import GRPO_MEAN_ONLY, ROWS
+    from rlcore.training import lacks
 
     for row in (*ROWS, GRPO_MEAN_ONLY):
         print(f"{row.name}: {row.title}. {row.source}")
         for question, answer in row.five_answers().items():
             print(f"    {question} {answer}")
+        missing = lacks(row)
+        print(
+            f"    Can `train` train it? {'yes' if missing is None else f'no, it lacks {missing}'}"
+        )
     return 0
 
 
@@ -208,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--n", type=int, help="held-out problems to evaluate on (default: 512)")
 
     run = commands.add_parser("train", parents=[common], help="SFT, then RL")
-    run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`")
+    run.add_argument("algorithm", help="sft, or a row that `rlcore algorithms` says can be trained")
     run.add_argument("--out", required=True, help="the run folder to write")
     run.add_argument("--start", help="model folder to start RL from (default: SFT first)")
     run.add_argument("--resume", action="store_true", help="go on where --out stopped")
@@ -220,6 +229,9 @@ def _parser() -> argparse.ArgumentParser:
         "--evaluate-every", type=int, help="steps (0: never; default: at start and end)"
     )
     run.add_argument("--updates-per-batch", type=int)
+    run.add_argument(
+        "--max-sampling-rounds", type=int, help="of a step that samples dynamically (default: 10)"
+    )
     run.add_argument(
         "--advantages",
         metavar="FILE:FUNCTION",

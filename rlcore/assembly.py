@@ -51,7 +51,7 @@ class Estimates(NamedTuple):
 
 def compute_advantages(
     algorithm: Algorithm,
-    rewards: Rewards,
+    rewards: Any,
     group_ids: Tensor,
     *,
     old_logprobs: Tensor | None = None,
@@ -181,15 +181,13 @@ def _with_penalty(
     return to_float(values) + penalty.to(values.device)
 
 
-def _kl_tensors(row: Algorithm, *tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _kl_tensors(row: Algorithm, *tensors: Any) -> tuple[Any, ...]:
     if any(tensor is None for tensor in tensors):
         raise ValueError(
             f"old_logprobs, ref_logprobs and response_mask must be given: {row.name} has "
             f"its KL term in the reward (beta={row.beta}); got None"
         )
-    old, reference, mask = tensors
-    assert old is not None and reference is not None and mask is not None
-    return old, reference, mask
+    return tensors
 
 
 def _needed(row: Algorithm, field: str, **given: Any) -> list[Any]:
@@ -209,7 +207,7 @@ def step_totals(
     known: Tensor | None = None,
     correct: Tensor | None = None,
     truncated: Tensor | None = None,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """What the terms of the loss divide by, counted over a whole step, for its parts to share.
 
     response_mask (B, T) of the whole step; known (B,) bool: rows with a reward (None: all);

@@ -7,12 +7,15 @@ from rlcore.training.policy import train_policy
 from rlcore.training.recipes import RECIPES, Recipe, recipe, row, sft_start
 from rlcore.training.record import Run, read_records, read_run
 from rlcore.training.sft import train_sft
+from rlcore.training.trainable import check_trainable, lacks
 
 __all__ = [
     "RECIPES",
     "NonFiniteError",
     "Recipe",
     "Run",
+    "check_trainable",
+    "lacks",
     "read_records",
     "read_run",
     "recipe",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,7 +28,8 @@ class Draw:
     reward: Tensor  # (B,), NaN where missing
     kept: Tensor  # (B,) bool: False for rows that dynamic sampling drops
     errors: list[dict[str, Any]]  # what the verifier raised
-    rounds: int
+    metrics: dict[str, Any]  # those that only some rows have, see `train_policy`
+    greedy: Tensor | None = None  # (B,), what the greedy answer to the row's prompt earned
 
 
 def draw(
@@ -45,6 +48,7 @@ def draw(
 
     With dynamic sampling, again and again until `prompts_per_step` prompts have rewards that are
     not all equal, or `max_rounds` are done; surplus and all-equal groups are not kept.
+    Where the baseline is the greedy answer, it is sampled and verified too.
     Raises NonFiniteError where the policy's log-probs are not finite.
     """
     parts, rewards, errors = [], [], []
@@ -65,12 +69,21 @@ def draw(
         rewards.append(reward)
         errors += found
         if not algorithm.dynamic_sampling:
-            return Draw(samples, reward, torch.ones_like(reward, dtype=torch.bool), errors, 1)
+            drawn = Draw(samples, reward, torch.ones_like(reward, dtype=torch.bool), errors, {})
+            break
         together, reward = merge(parts, tokenizer.pad_token_id), torch.cat(rewards)
         kept = informative_rows(reward, together.group_ids, wanted=prompts_per_step)
         count = int(kept.sum()) // group_size
         if refill(count, prompts_per_step, len(parts), max_rounds=max_rounds).stop:
-            return Draw(together, reward, kept, errors, len(parts))
+            metrics = {"sampling_rounds": len(parts), "prompts_kept": count}
+            drawn = Draw(together, reward, kept, errors, metrics)
+            break
+    if algorithm.advantage == "greedy":
+        drawn.greedy, found = greedy_rewards(model, tokenizer, task, drawn.samples, place.step + 1)
+        known = [r for r in drawn.greedy.tolist() if not math.isnan(r)]
+        drawn.metrics["greedy_reward"] = fmean(known) if known else None
+        drawn.errors += found
+    return drawn
 
 
 def greedy_rewards(

@@ -28,7 +28,7 @@ from rlcore.checks import (
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.tasks import Task
-from rlcore.training.draw import draw, greedy_rewards
+from rlcore.training.draw import draw
 from rlcore.training.loop import Place, run_loop
 from rlcore.training.record import Recorder, Run
 from rlcore.training.rollout import compare, describe, examples, score
@@ -160,12 +160,8 @@ def train_policy(
             temperature=temperature,
             max_rounds=max_sampling_rounds,
         )
-        samples, reward, errors = drawn.samples, drawn.reward, drawn.errors
-        greedy = None
-        if algorithm.advantage == "greedy":
-            greedy, more = greedy_rewards(model, tokenizer, task, samples, place.step + 1)
-            errors = errors + more
-        recorder.add("errors", *errors)
+        samples, reward = drawn.samples, drawn.reward
+        recorder.add("errors", *drawn.errors)
         reference_logprobs = None
         if reference is not None:
             with torch.no_grad():
@@ -176,7 +172,7 @@ def train_policy(
             samples,
             reward,
             ref_logprobs=reference_logprobs,
-            greedy=greedy,
+            greedy=drawn.greedy,
             history=place.history,
             function=advantage_function,
         )
@@ -201,13 +197,8 @@ def train_policy(
             for _ in range(updates_per_batch)
         ]
         row = describe(samples, reward, advantages, reference_logprobs)
-        row["verifier_errors"] = len(errors)
-        row["rows_used"] = int(used.sum())
-        if algorithm.dynamic_sampling:
-            row["sampling_rounds"] = drawn.rounds
-            row["prompts_kept"] = int(drawn.kept.sum()) // group_size
-        if greedy is not None:
-            row["greedy_reward"] = float(greedy.nanmean()) if (~greedy.isnan()).any() else None
+        row |= {"verifier_errors": len(drawn.errors), "rows_used": int(used.sum())}
+        row |= drawn.metrics
         row |= {name: fmean(u[name] for u in updates) for name in updates[0] if name not in row}
         if updates_per_batch > 1:
             row["updates"] = updates

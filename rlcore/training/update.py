@@ -31,7 +31,7 @@ class Batch:
         """(B,), True where the verifier gave all that it can give."""
         return self.reward == 1
 
-    def totals(self, algorithm: Algorithm) -> dict[str, int]:
+    def totals(self, algorithm: Algorithm) -> dict[str, Any]:
         """What the terms of the loss divide by: the responses or tokens that count, used or not."""
         return step_totals(
             algorithm,
