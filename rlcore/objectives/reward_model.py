@@ -120,7 +120,7 @@ def ranking_loss(rewards: Tensor, *, total: Any = None) -> tuple[Tensor, dict[st
     better, worse = torch.triu_indices(places, places, offset=1, device=scores.device)
     pairs = filled[:, better] & filled[:, worse]  # (B, K(K-1)/2)
     difference = scores[:, better] - scores[:, worse]
-    weight = pairs / pairs.sum(dim=1, keepdim=True)
+    weight = pairs.to(scores.dtype) / pairs.sum(dim=1, keepdim=True)  # bool / int is float32
     loss = (weight * log_sigmoid_loss(difference)).sum() / divisor
 
     won = weight * (difference > 0)
