@@ -37,7 +37,12 @@ def last_token_values(values: Tensor, attention_mask: Tensor) -> Tensor:
     critic reads the value that follows the last token of a response that was cut off.
     ValueError: shapes that differ, a row without a real token, values not finite at a real token.
     """
-    mask = read_mask(attention_mask, name="attention_mask")
+    mask = read_mask(attention_mask, name="attention_mask", allow_empty=True)
+    if not mask.any(dim=1).all():
+        row = int((~mask.any(dim=1)).nonzero()[0])
+        raise ValueError(
+            f"attention_mask row {row} is empty: a response needs at least one real token; got 0"
+        )
     real = read_tokens("values", values, mask)
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(dim=1, keepdim=True)
