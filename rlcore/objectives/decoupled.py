@@ -126,6 +126,12 @@ def _read_table(rewards: Tensor | Sequence[Sequence[float | None]]) -> Tensor:
         raise ValueError(
             f"rewards must be real and of shape (B, n), B and n >= 1; got {describe(rewards)}"
         )
+    if rewards.isinf().any():
+        row, column = rewards.isinf().nonzero()[0].tolist()
+        raise ValueError(
+            f"rewards must be finite or missing (NaN); got {rewards[row, column].item()} in row "
+            f"{row}, column {column}"
+        )
     return rewards.detach()
 
 
@@ -135,7 +141,8 @@ def _read_weights(weights: Tensor | Sequence[float] | None, table: Tensor) -> Te
     if weights is None:
         return table.new_ones(size, dtype=torch.float64)
     try:
-        values = torch.as_tensor(weights)
+        dtype = None if isinstance(weights, Tensor) else torch.float64
+        values = torch.as_tensor(weights, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(f"weights must be {size} numbers; got {describe(weights)}") from None
     if not is_dense(values) or values.shape != (size,) or values.is_complex():
