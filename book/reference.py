@@ -151,12 +151,12 @@ def skip_member(
 ) -> bool | None:
     """Whether autodoc leaves a member out; None: it decides itself.
 
-    What a module offers is what its package exports of it; a module of which the package exports
-    nothing offers all that has a docstring.  Of a class: what is documented, no inherited text.
+    Of a module it shows what that offers (`exported`), of a class the methods with a docstring of
+    their own: fields are explained in the docstring of the class.
     """
     if what == "module":
         module = importlib.import_module(app.env.temp_data["autodoc:module"])
-        return name not in exported(module, app)
+        return None if name in exported(module, app) else True
     text = str(getattr(obj, "__doc__", None) or "")
     routine = inspect.isroutine(obj) or isinstance(obj, property)
     if not routine or not text or text.startswith("Alias for field number"):
@@ -177,7 +177,11 @@ class ConstantDocumenter(DataDocumenter):
 
 
 def exported(module: Any, app: Sphinx | None = None) -> set[str]:
-    """The names that a module defines itself and offers."""
+    """The names that a module offers: those of its `__all__`; else those that it defines itself
+    and that its package exports; else, if there are none, all that it defines and documents.
+    """
+    if hasattr(module, "__all__"):
+        return set(module.__all__)
     defined = {name for name in vars(module) if name in _assigned(module)}
     package = importlib.import_module(module.__name__.rpartition(".")[0] or module.__name__)
     if app is not None:

@@ -21,6 +21,29 @@ def test_text_lines_up():
     assert lines == ["name       v", "long name  → 1", "n          22"]
 
 
+def test_a_list_in_a_cell():
+    table = Table(["name", "notes"], [["x", ("a<b", "c")], ["y", []]])
+    page = table._repr_html_()
+    assert "<li>a&lt;b</li><li>c</li></ul></td>" in page
+    assert re.search(r"<td[^>]*></td>", page)
+    assert repr(table).splitlines() == ["name  notes", "x     a<b; c", "y"]
+
+
+def test_a_wide_table_keeps_its_first_column_in_view():
+    long = "a sentence of more than a few words"
+    page = Table(["name", "n", "text"], [["x", 1, long]], wide=True, caption="c")._repr_html_()
+    first, number, text = re.findall(r'<t[hd] (?:scope="row" )?style="([^"]*)">(?:x|1|a)', page)
+    assert "position: sticky; left: 0" in first
+    assert "white-space: nowrap" in number
+    assert "min-width" in text
+    assert "nowrap" not in text
+    box = re.match(r"<div ([^>]*)>", page)[1]
+    assert 'tabindex="0" role="region"' in box  # the keyboard reaches it, a reader names it
+    assert 'aria-label="c"' in box
+    assert "overflow-x: auto" in box
+    assert "sticky" not in Table(["name"], [["x"]])._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("rows", "marked", "message"),
     [
