@@ -146,7 +146,7 @@ def _by_critic(
     )
     lam: float | Tensor = row.lam
     if row.length_alpha is not None:
-        lam = length_adaptive_lam(mask.sum(dim=1), alpha=row.length_alpha)
+        lam = length_adaptive_lam(read_mask(mask).sum(dim=1), alpha=row.length_alpha)
 
     def estimate(lam: float | Tensor) -> Any:
         return generalized_advantages(
