@@ -330,8 +330,11 @@ def dpo_loss(
     padding; `prompt` tokens stand before each."""
     width = max(chosen.shape[1], rejected.shape[1])
     both = torch.cat(
-        [_behind_prompt(tokens, prompt - 1, width) for tokens in (chosen, rejected)]
-    )  # log-probs of the tokens after the first
+        [
+            _behind_prompt(tokens * mask, prompt - 1, width)
+            for tokens, mask in ((chosen, chosen_mask), (rejected, rejected_mask))
+        ]
+    )  # log-probs of the tokens after the first; a model gives none in padding
     masks = torch.cat(
         [_behind_prompt(mask.long(), prompt, width) for mask in (chosen_mask, rejected_mask)]
     )
@@ -455,7 +458,7 @@ def kto_loss(
     }
 
     def model(input_ids: Tensor, **_: Any) -> SimpleNamespace:
-        answers = logprobs if input_ids[0, 0] == own else mismatched
+        answers = logprobs * mask if input_ids[0, 0] == own else mismatched * mismatched_mask
         return _outputs(_behind_prompt(answers, prompt - 1, answers.shape[1]))
 
     loss = trainer._compute_loss(stub, model, batch, return_outputs=False)
