@@ -2,7 +2,6 @@ r"""Question 4: how much does each token count?  From per-token values to one nu
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
@@ -68,7 +67,7 @@ def aggregate(
     check_constant(how, constant)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     values = read_tokens("token_values", token_values, mask)
-    return weigh(values, mask, how, constant, total)
+    return weigh(values, mask.to(values.dtype), how, constant, total)
 
 
 def check_constant(how: str, constant: float | None) -> None:
@@ -83,20 +82,29 @@ def check_constant(how: str, constant: float | None) -> None:
 
 
 def weigh(
-    values: Tensor, mask: Tensor, how: str, constant: float | None = None, total: Any = None
+    values: Tensor, real: Tensor, how: str, constant: float | None = None, total: Any = None
 ) -> Tensor:
-    """``aggregate``, of arguments that are already checked: values $(B, T)$ or, where all tokens of
-    a response have the same, $(B, 1)$, finite in padded slots too."""
-    lengths = mask.sum(dim=1)
-    count = int(lengths.sum() if how == "token_mean" else (lengths > 0).sum())
+    """``aggregate``, of arguments that are already checked.  ``real`` is the mask as numbers, 1 at
+    real tokens; ``values`` are $(B, T)$, finite in padded slots too, or $(B, 1)$ where all tokens
+    of a response have the same."""
+    lengths = real.sum(dim=1)
+    alike = values.shape[1] == 1
+    sums = values[:, 0] * lengths if alike else (values * real).sum(dim=1)
+    return weigh_sums(sums, lengths, how, constant, total)
+
+
+def weigh_sums(
+    sums: Tensor, lengths: Tensor, how: str, constant: float | None = None, total: Any = None
+) -> Tensor:
+    """From each response's sum and length, both $(B,)$, to one number."""
+    count = int(lengths.double().sum() if how == "token_mean" else (lengths > 0).sum())
     if total is not None and check_count("total", total) < count:
         what = "tokens" if how == "token_mean" else "responses"
         raise ValueError(f"total must be at least the {count} {what} of this part; got {total}")
-    responses = torch.where(mask, values, 0.0).sum(dim=1)
     if how in ("sequence_mean", "only_token_mean"):
-        responses = responses / lengths.clamp(min=1)
+        sums = sums / lengths.clamp(min=1)
     elif constant is not None:
-        responses = responses / float(constant)
+        sums = sums / float(constant)
     if how == "only_token_mean":
-        return responses.sum()
-    return responses.sum() / (max(count, 1) if total is None else int(total))
+        return sums.sum()
+    return sums.sum() / (max(count, 1) if total is None else int(total))

@@ -43,4 +43,5 @@ def sft_loss(
     """
     check_choice("aggregation", aggregation, ("token_mean", "sequence_mean"))
     real = read_mask(mask, name="mask", allow_empty=allow_empty)
-    return -weigh(read_tokens("logprobs", logprobs, real), real, aggregation, total=total)
+    values = read_tokens("logprobs", logprobs, real)
+    return -weigh(values, real.to(values.dtype), aggregation, total=total)

@@ -1,6 +1,6 @@
 r"""The loss of every online algorithm in this book: the five stages, strung together."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from rlcore.objectives._checks import (
     read_mask,
     read_tokens,
 )
-from rlcore.objectives.aggregation import AGGREGATIONS, check_constant, weigh
+from rlcore.objectives.aggregation import AGGREGATIONS, check_constant, weigh, weigh_sums
 from rlcore.objectives.kl import KL_ESTIMATORS, kl_of
 from rlcore.objectives.ratios import (
     CLIP_RANGES,
@@ -29,6 +29,13 @@ from rlcore.objectives.surrogates import SURROGATES, USE_RANGE, USE_RATIO
 
 Ends = tuple[float | Tensor, float | Tensor, float | None]  # low, high, ratio_max
 Statistics = dict[str, Tensor]
+
+
+class Slots(NamedTuple):
+    """The mask, $(B, T)$, and the mask as numbers: a product costs a tenth of a choice."""
+
+    mask: Tensor
+    real: Tensor
 
 
 def policy_loss(
@@ -123,18 +130,18 @@ def policy_loss(
     ``total`` without ``token_total`` where the entropy needs it.
     """
     _check_choices(surrogate, ratio_level, clip_range, aggregation, constant, kl_estimator)
-    new, old, mask = _read(logprobs, old_logprobs, response_mask, allow_empty)
-    advantage = _per_token(advantages, mask, new.dtype)
+    new, old, slots = _read(logprobs, old_logprobs, response_mask, allow_empty)
+    advantage = _per_token(advantages, slots)
     moves = surrogate in USE_RATIO or kl_importance_weighted
-    ratio = ratio_of(new if moves else new.detach(), old, mask, ratio_level)
+    ratio = ratio_of(new if moves else new.detach(), old, slots.real, ratio_level)
     ends = _clip_range(surrogate, clip_range, old, epsilon_low, epsilon_high, ratio_max)
     gain = _gain(surrogate, ratio, new, advantage, ends, (tau_positive, tau_negative))
-    kl, kl_stats = _kl(new, ref_logprobs, mask, beta, kl_estimator)
+    kl, kl_stats = _kl(new, ref_logprobs, slots, beta, kl_estimator)
     if beta > 0:
         gain = gain - float(beta) * (ratio * kl if kl_importance_weighted else kl)
-    loss = -weigh(gain, mask, aggregation, constant, total)
-    bonus, stats = _entropy(entropies, entropy_coef, mask, aggregation, total, token_total)
-    stats |= _statistics(surrogate, ratio_level, ratio, advantage, ends, mask)
+    loss = -weigh(gain, slots.real, aggregation, constant, total)
+    bonus, stats = _entropy(entropies, entropy_coef, slots, aggregation, total, token_total)
+    stats |= _statistics(surrogate, ratio_level, ratio, advantage, ends, slots)
     return loss - bonus, stats | kl_stats
 
 
@@ -167,22 +174,25 @@ def _check_choices(
 
 def _read(
     logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor, allow_empty: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Slots]:
+    """Both with 0 in padded slots."""
     mask = read_mask(response_mask, allow_empty=allow_empty)
     new = read_tokens("logprobs", logprobs, mask)
-    return new, read_tokens("old_logprobs", old_logprobs, mask).detach(), mask
+    old = read_tokens("old_logprobs", old_logprobs, mask).detach()
+    return new, old, Slots(mask, mask.to(new.dtype))
 
 
-def _per_token(advantages: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _per_token(advantages: Tensor, slots: Slots) -> Tensor:
     """(B,) -> (B, 1), (B, T) -> (B, T); without gradient, 0 where there is no real token."""
+    mask = slots.mask
     if not is_dense(advantages) or advantages.shape not in (mask.shape, mask.shape[:1]):
         raise ValueError(
             f"advantages must be of shape {tuple(mask.shape[:1])} or {tuple(mask.shape)}; got "
             f"{describe(advantages)}"
         )
     if advantages.dim() == 1:  # one a response: no need to write it out for each token
-        advantages, mask = advantages[:, None], mask.any(dim=1, keepdim=True)
-    return read_tokens("advantages", advantages, mask).to(dtype).detach()
+        advantages, mask = advantages[:, None], slots.real.sum(dim=1, keepdim=True) > 0
+    return read_tokens("advantages", advantages, mask).to(slots.real.dtype).detach()
 
 
 def _clip_range(
@@ -234,7 +244,7 @@ def _gain(
 
 
 def _kl(
-    new: Tensor, ref_logprobs: Tensor | None, mask: Tensor, beta: float, estimator: str
+    new: Tensor, ref_logprobs: Tensor | None, slots: Slots, beta: float, estimator: str
 ) -> tuple[Tensor, Statistics]:
     """KL per token, with a gradient where it has a weight; 0 without a reference."""
     check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
@@ -242,16 +252,16 @@ def _kl(
         if beta > 0:
             raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
         return new.new_zeros(()), {}
-    ref = read_tokens("ref_logprobs", ref_logprobs, mask)
+    ref = read_tokens("ref_logprobs", ref_logprobs, slots.mask)
     kl = kl_of(new if beta > 0 else new.detach(), ref, estimator)
-    mean = _mean(kl, mask, "token_mean")
+    mean = weigh(kl.detach(), slots.real, "token_mean")
     return kl, {"kl": mean, f"kl/{estimator}": mean}
 
 
 def _entropy(
     entropies: Tensor | None,
     coef: float,
-    mask: Tensor,
+    slots: Slots,
     aggregation: str,
     total: Any,
     token_total: Any,
@@ -260,7 +270,7 @@ def _entropy(
     check_number("entropy_coef", coef, at_least=0, at_most=MAX_WEIGHT)
     if token_total is None and aggregation == "token_mean":
         token_total = total
-    tokens = int(mask.sum())
+    tokens = int(slots.mask.sum())
     if token_total is not None and check_count("token_total", token_total) < tokens:
         raise ValueError(
             f"token_total must be at least the {tokens} tokens of this part; got {token_total}"
@@ -276,36 +286,38 @@ def _entropy(
             f"token_total must be given with total={total}: the entropy is a mean over all tokens "
             "of the step; got None"
         )
-    values = read_tokens("entropies", entropies, mask)
-    mean = weigh(values if coef > 0 else values.detach(), mask, "token_mean")
+    values = read_tokens("entropies", entropies, slots.mask)
+    mean = weigh(values if coef > 0 else values.detach(), slots.real, "token_mean")
     share = 1.0 if token_total is None else max(tokens, 1) / int(token_total)
     return float(coef) * share * mean, {"entropy": mean.detach()}
 
 
-def _mean(values: Tensor, mask: Tensor, how: str) -> Tensor:
-    return weigh(values.detach(), mask, how)
+def _share(flags: Tensor, mask: Tensor, how: str) -> Tensor:
+    """Of the tokens that are flagged, (B, T) or (B, 1); integers, since those cost less."""
+    counts = (flags & mask).sum(dim=1, dtype=torch.int32)
+    return weigh_sums(counts, mask.sum(dim=1, dtype=torch.int32), how)
 
 
 def _statistics(
-    surrogate: str, ratio_level: str, ratio: Tensor, advantage: Tensor, ends: Ends, mask: Tensor
+    surrogate: str, ratio_level: str, ratio: Tensor, advantage: Tensor, ends: Ends, slots: Slots
 ) -> Statistics:
     """Under TRL's names: the mean ratio, and the share of tokens (of responses, where they have one
     ratio each) that the clip leaves without a gradient: below the range with A < 0, above it with
     A > 0.  Only "clip" does that; "capped" has its own share, of weights that were cut."""
     how = "token_mean" if ratio_level == "token" else "sequence_mean"
-    low, high, ratio_max = ends
-    nothing = ratio.new_zeros(())
-    shares = dict.fromkeys(("low_mean", "high_mean", "region_mean"), nothing)
+    ratio, (low, high, ratio_max) = ratio.detach(), ends
+    stats = {f"clip_ratio/{side}_mean": ratio.new_zeros(()) for side in ("low", "high", "region")}
     if surrogate == "clip":
-        below = _mean((ratio < low) & (advantage < 0), mask, how)
-        above = _mean((ratio > high) & (advantage > 0), mask, how)
-        shares = {"low_mean": below, "high_mean": above, "region_mean": below + above}
+        below = _share((ratio < low) & (advantage < 0), slots.mask, how)
+        above = _share((ratio > high) & (advantage > 0), slots.mask, how)
+        stats = dict(zip(stats, (below, above, below + above), strict=True))
         if ratio_max is not None:
-            shares["max_mean"] = _mean((ratio > ratio_max) & (advantage < 0), mask, how)
-    stats = {f"clip_ratio/{name}": share for name, share in shares.items()}
+            beyond = (ratio > ratio_max) & (advantage < 0)
+            stats["clip_ratio/max_mean"] = _share(beyond, slots.mask, how)
     if surrogate == "capped":
-        stats["cispo_clip_ratio"] = _mean((ratio > high) & (advantage > 0), mask, how)
+        cut = (ratio > high) & (advantage > 0)
+        stats["cispo_clip_ratio"] = _share(cut, slots.mask, how)
     if surrogate == "gamma":
         weight = surrogates.gamma_weight(ratio, advantage)
-        stats["vespo/phi_seq_mean"] = _mean(weight, mask, how)
-    return stats | {"ratio_mean": _mean(ratio, mask, how)}
+        stats["vespo/phi_seq_mean"] = weigh(weight, slots.real, how)
+    return stats | {"ratio_mean": weigh(ratio, slots.real, how)}

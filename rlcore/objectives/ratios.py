@@ -63,18 +63,19 @@ def importance_ratio(
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     new = read_tokens("logprobs", logprobs, mask)
-    ratio = ratio_of(new, read_tokens("old_logprobs", old_logprobs, mask), mask, level, limit)
-    return torch.where(mask, ratio, 1.0)
+    old = read_tokens("old_logprobs", old_logprobs, mask)
+    return torch.where(mask, ratio_of(new, old, mask.to(new.dtype), level, limit), 1.0)
 
 
-def ratio_of(new: Tensor, old: Tensor, mask: Tensor, level: str, limit: float = 20.0) -> Tensor:
-    """``importance_ratio``, of log-probs that are already read (0 in padded slots): $(B, T)$, or
-    $(B, 1)$ for the levels at which a response has one ratio, finite in padded slots too."""
+def ratio_of(new: Tensor, old: Tensor, real: Tensor, level: str, limit: float = 20.0) -> Tensor:
+    """``importance_ratio``, of log-probs that are already read (0 in padded slots) and of the mask
+    as numbers: $(B, T)$, 1 in padded slots, or $(B, 1)$ where a response has one ratio.  (Padded
+    slots of ``"sequence_token"`` hold that of their response.)"""
     log_ratio = new - old.detach()
     if level != "token":
         log_ratio = log_ratio.sum(dim=1, keepdim=True)
     if level in ("sequence", "sequence_token"):
-        log_ratio = log_ratio / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio = log_ratio / real.sum(dim=1, keepdim=True).clamp(min=1)
     if level == "sequence_token":
         log_ratio = log_ratio.detach() + (new - new.detach())
     smallest, largest = log_ratio.detach().aminmax()
