@@ -126,6 +126,9 @@ def test_lists(capsys) -> None:
     out = capsys.readouterr().out
     for name in ("grpo: GRPO.", "rloo:", "reinforce:", "dr-grpo:", "Worth more than what?"):
         assert name in out
+    assert out.count("Can `train` train it? yes") == 16
+    assert out.count("Can `train` train it? no, it lacks a critic, a value for each token") == 2
+    assert out.count("Can `train` train it? no, it lacks several rewards") == 1
 
 
 GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
@@ -134,7 +137,11 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "ppo", "--task", "sort", "--out", "OUT"], "algorithm must be one of .*grpo"),
+        (["train", "ppo2", "--task", "sort", "--out", "OUT"], "algorithm must be one of .*grpo"),
+        *(
+            (["train", name, "--task", "sort", "--out", "OUT"], f"algorithm: {name} needs .* lacks")
+            for name in ("ppo", "vapo", "gdpo")
+        ),
         (
             ["train", "grpo", "--task", "chess", "--out", "OUT"],
             "task: found 'chess'; wanted one of",
@@ -151,6 +158,7 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
         ([*GOOD, "--beta", "-1"], "beta"),
         ([*GOOD, "--beta", "x"], "--beta: invalid"),
         ([*GOOD, "--updates-per-batch", "0"], "updates_per_batch: found 0"),
+        ([*GOOD, "--max-sampling-rounds", "0"], "max_sampling_rounds: found 0"),
         ([*GOOD, "--evaluate-every", "-1"], "evaluate_every: found -1"),
         ([*GOOD, "--out", ""], "out: found ''"),
         ([*GOOD, "--out", __file__], "out: .*test_command.py' is a file"),
@@ -232,3 +240,20 @@ def test_recipes_are_complete_and_changes_are_checked() -> None:
 def test_a_recipe_is_checked_before_anything_is_trained(change, message) -> None:
     with pytest.raises(ValueError, match=message):
         recipe("sort", **change)
+
+
+def test_the_command_trains_a_row_that_samples_on(tmp_path) -> None:
+    """DAPO with a limit of its own: what the notebook's call does, bit for bit."""
+    setup = recipe("sort", size="nano", sft_steps=6, sft_batch_size=8, steps=3, prompts_per_step=4,
+                   group_size=4)  # fmt: skip
+    model, tokenizer, task, _ = sft_start(setup, seed=1, progress=False, threads=1, device="cpu")
+    run = train_policy(
+        model, tokenizer, task, row("dapo"), **setup.policy_settings(), seed=1, progress=False,
+        threads=1, device="cpu", max_sampling_rounds=2,
+    )  # fmt: skip
+    words = ["train", "dapo", "--task", "sort", "--seed", "1", "--out", str(tmp_path / "run")]
+    assert main([*words, *SMALL, "--max-sampling-rounds", "2"]) == 0
+    recorded = read_run(tmp_path / "run")
+    assert recorded.metrics == run.metrics
+    assert recorded.settings["max_sampling_rounds"] == 2
+    assert recorded.metrics[0]["sampling_rounds"] == 2
