@@ -1,6 +1,7 @@
-"""`python -m book test`: a browser, lint, types, then every test.
+"""`python -m book test`: a browser, lint, types, every test, then parity with TRL by itself.
 
-Arguments go to pytest: `python -m book test tests/objectives -k float16`.
+Arguments go to pytest, which is then called once, with them alone:
+`python -m book test tests/objectives -k float16`.
 """
 
 from __future__ import annotations
@@ -8,17 +9,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 from book import chromium
 from book.bootstrap import ROOT
 
 # two processes with one thread each: the two cores of a small machine, and the same bits everywhere
 PARALLEL = ["-n", "2", "--dist", "loadfile"]
+PARITY = "parity with TRL"
+TRL = "tests/parity/test_trl_live.py"  # its result is to be seen by itself, or why it is skipped
+NO_TESTS = 5  # pytest's exit status when all that it was given is skipped as a whole
 CHECKS = (
     ("ruff (lint)", ["ruff", "check", "."]),
     ("ruff (format)", ["ruff", "format", "--check", "."]),
     ("mypy (types)", ["mypy"]),
 )
+
+
+def suites(arguments: list[str]) -> tuple[tuple[str, list[str]], ...]:
+    """What pytest is called with, and the name of each call."""
+    if arguments:
+        return (("pytest", [*PARALLEL, *arguments]),)
+    return (
+        ("pytest", [*PARALLEL, f"--ignore={TRL}", "tests"]),
+        (PARITY, [TRL]),
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -29,14 +44,20 @@ def main(arguments: list[str]) -> int:
         return 1
     environment = {**os.environ, "BOOK_CHROMIUM": browser, "OMP_NUM_THREADS": "1"}
     print(f"browser: {browser}", flush=True)
-    failed = []
-    for name, tool in CHECKS:
+    steps = [(name, tool) for name, tool in CHECKS]
+    steps += [(name, ["pytest", *given]) for name, given in suites(arguments)]
+    failed = {}
+    for name, tool in steps:
         print(f"== {name}", flush=True)
-        if subprocess.call([sys.executable, "-m", *tool], cwd=ROOT, env=environment) != 0:
-            failed.append(name)
-    command = [sys.executable, "-m", "pytest", *PARALLEL, *(arguments or ["tests"])]
-    print("== pytest", flush=True)
-    status = subprocess.call(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
+        status = subprocess.call(
+            [sys.executable, "-m", *tool],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        nothing_to_run = name == PARITY and status == NO_TESTS and find_spec("trl") is None
+        if status != 0 and not nothing_to_run:
+            failed[name] = status
     if failed:
-        print(f"failed before the tests: {', '.join(failed)}", file=sys.stderr)
-    return status or int(bool(failed))
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return max(failed.values(), key=abs, default=0)

@@ -5,6 +5,7 @@ every padded slot, and the two must agree to 1e-12 in float64 (1e-6 where TRL it
 float32).  `python -m book test` runs this file as a step of its own.  Without TRL it is skipped.
 """
 
+import importlib.util
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -65,22 +66,22 @@ from rlcore.preferences import (
 SEEDS = range(20)  # batches per case
 EXACT = 1e-12  # both in float64
 SINGLE = 1e-6  # TRL computes in float32 somewhere: ORPO's odds, shares of a batch that it logs
-DIVIDED = 1e-10  # rounding divided by a std + 1e-4, in GDPO twice
 
 Results = dict[str, Tensor]
 Agree = Callable[..., None]
 
 
+if importlib.util.find_spec("trl") is None:  # one that is there but broken is a failure
+    pytest.skip(
+        "no parity with TRL: it is not installed; `pip install '.[trl]'` in the environment of the "
+        "tests brings it",
+        allow_module_level=True,
+    )
+
+
 @pytest.fixture(scope="module", autouse=True)
-def trl_in_float64() -> Iterator[None]:
+def in_float64() -> Iterator[None]:
     """TRL makes some tensors in torch's default dtype (Bessel's factor, SAPO's temperatures)."""
-    try:
-        import trl as _  # noqa: F401
-    except ImportError as error:
-        pytest.skip(
-            f"no parity with TRL: it cannot be imported ({error}); `pip install '.[trl]'` in the "
-            "environment of the tests brings it"
-        )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -421,7 +422,7 @@ def test_group_advantages(scale: str, agree: Agree) -> None:
             eps=1e-4,
         )
         same = {"advantages": ours}, {"advantages": theirs}
-        agree(f"GRPOTrainer, advantages, {scale}", *same, DIVIDED, f"seed {seed}")
+        agree(f"GRPOTrainer, advantages, {scale}", *same, EXACT, f"seed {seed}")
 
 
 def test_decoupled_advantages(agree: Agree) -> None:
@@ -435,9 +436,9 @@ def test_decoupled_advantages(agree: Agree) -> None:
         ours = decoupled_advantages(
             rewards, groups, weights=weights, ddof=1, eps=1e-4, batch_eps=1e-4
         )
-        agree("GRPOTrainer, GDPO", {"advantages": ours}, theirs, DIVIDED, f"seed {seed}")
+        agree("GRPOTrainer, GDPO", {"advantages": ours}, theirs, EXACT, f"seed {seed}")
         row = compute_advantages(replace(GDPO, eps=1e-4), rewards, groups, reward_weights=weights)
-        agree("GRPOTrainer, GDPO", {"advantages": row.advantages}, theirs, DIVIDED, f"seed {seed}")
+        agree("GRPOTrainer, GDPO", {"advantages": row.advantages}, theirs, EXACT, f"seed {seed}")
 
 
 def test_all_equal_rewards_in_float32() -> None:
@@ -861,7 +862,8 @@ def test_supervised(agree: Agree) -> None:
 def test_logprobs_and_entropy(dtype: torch.dtype, agree: Agree) -> None:
     for seed in SEEDS:
         data = random_logits(seed, prompt=2)
-        ids, given = data.ids[0], data.logits[: len(data.ids[0]), : data.ids[0].shape[1]].to(dtype)
+        ids = data.ids[0]
+        given = (data.logits[: len(ids), : ids.shape[1]] / 4).to(dtype)  # log-probs of a few nats
         weights = torch.randn(ids.shape[0], ids.shape[1] - 1, dtype=dtype)
         wanted, found = {}, {}
         for name, ours, theirs in (
