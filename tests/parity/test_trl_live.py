@@ -278,6 +278,8 @@ def test_grpo_losses(loss_type: str, level: str, kl: str, agree: Agree) -> None:
             names += [f"clip_ratio/{end}_mean" for end in ("low", "high", "region")]
         if loss_type == "cispo" and batch.advantages.dim() == 1:
             names.append("cispo_clip_ratio")
+        if loss_type == "vespo" and batch.advantages.dim() == 1:
+            names.append("vespo/phi_seq_mean")
         agree(f"{family}, statistics", *both(metrics, stats, tuple(names)), EXACT, f"seed {seed}")
 
 
@@ -886,3 +888,45 @@ def test_logprobs_and_entropy(dtype: torch.dtype, agree: Agree) -> None:
                 results[f"gradient of {name}"] = gradient
         tolerance = EXACT if dtype == torch.float64 else SINGLE
         agree(f"log-probs and entropy, {str(dtype)[6:]}", found, wanted, tolerance, f"seed {seed}")
+
+
+def test_a_forward_pass_of_a_real_model(agree: Agree) -> None:
+    """GRPOTrainer's log-probs and entropies, behind left-padded prompts, at a temperature; the
+    gradient is that of the model's parameters.  TRL's fused head computes in float32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=7,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=False,
+    )
+    for seed in range(3):
+        torch.manual_seed(seed)
+        rows, prompt, slots, temperature = 4, 5, 6, (1.0, 0.7, 1.4)[seed]
+        model = LlamaForCausalLM(config).float().eval()
+        ids = torch.randint(0, config.vocab_size, (rows, prompt + slots))
+        places = torch.arange(prompt + slots)
+        starts = torch.randint(0, prompt, (rows, 1))
+        ends = prompt + torch.randint(1, slots + 1, (rows, 1))
+        attention = ((places >= starts) & (places < ends)).long()
+        mask = attention[:, prompt:].bool()
+        weights = torch.randn(2, rows, slots, dtype=torch.float32)
+
+        def parts(values: list[Tensor], model=model, mask=mask, weights=weights) -> Results:
+            values = [torch.where(mask, each, 0.0) for each in values]
+            loss = (weights * torch.stack(values)).mean()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            flat = torch.cat([each.flatten() for each in gradients])
+            return {"log-probs": values[0], "entropy": values[1], "gradient": flat}
+
+        logits = model(ids, attention_mask=attention).logits
+        ours = [
+            token_logprobs(logits, ids, temperature=temperature)[:, -slots:],
+            entropy(logits[:, :-1], temperature=temperature)[:, -slots:],
+        ]
+        found = parts(ours)
+        theirs = trl.logprobs_and_entropies(model, ids, attention, slots, temperature)
+        agree("GRPOTrainer, a real model", found, parts(list(theirs)), SINGLE, f"seed {seed}")

@@ -10,6 +10,7 @@ Written for TRL 1.16.  trl is imported inside the functions: this file can be im
 """
 
 import ast
+import contextlib
 import copy
 import importlib
 import inspect
@@ -62,6 +63,9 @@ class OneProcess:
 
     def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
         return tensor
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
 
 
 class Trainer(SimpleNamespace):
@@ -514,6 +518,20 @@ def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def entropy_of(logits: Tensor) -> Tensor:
     return trl_module("utils").entropy_from_logits(logits)
+
+
+def logprobs_and_entropies(
+    model: Any, ids: Tensor, attention_mask: Tensor, response_slots: int, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """GRPOTrainer's own forward pass of a model of transformers: (B, response_slots) each."""
+    trl_module("utils").add_fused_lm_head(
+        model, temperature=temperature, outputs=("log_probs", "entropy")
+    )
+    method = trl_module("grpo").GRPOTrainer._get_per_token_logps_and_entropies
+    logprobs, entropies, _ = inspect.unwrap(method)(
+        Trainer(), model, ids, attention_mask, response_slots, compute_entropy=True
+    )
+    return logprobs, entropies
 
 
 def overlong(lengths: list[int], max_length: int, cache_length: int) -> list[float]:
