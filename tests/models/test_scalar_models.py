@@ -1,4 +1,4 @@
-"""The scalar head: the same number wherever the padding is, values that stand before their token."""
+"""The scalar head: the same number wherever the padding is, and values before their token."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_folder_of_the_other_kind_is_named(
     with pytest.raises(ValueError, match="is not a model folder"):
         models.load_scalar_model(tmp_path / "nowhere")
     (tmp_path / "reward" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="path: the model in .* cannot be read"):
+    with pytest.raises(ValueError, match=r"path: the model in .* cannot be read"):
         models.load_scalar_model(tmp_path / "reward")
 
 
@@ -278,6 +278,22 @@ def test_several_labels_are_no_scalar_head(tmp_path: Path, language_model: Any) 
     models.save(three, TOKENIZER, tmp_path / "three")
     with pytest.raises(ValueError, match=r"is no scalar model \(model: found Linear.*features=3"):
         models.load_scalar_model(tmp_path / "three")
+
+
+def test_another_architecture() -> None:
+    """GPT-2 counts positions in a table of its own, and calls its parts by other names."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=len(TOKENIZER), n_embd=16, n_layer=1, n_head=2, n_positions=16, pad_token_id=0
+    )
+    torch.manual_seed(0)
+    model = models.build_scalar_model(GPT2LMHeadModel(config).eval(), seed=1)
+    wanted = alone(model)
+    for ids, mask in (LEFT, RIGHT, BOTH):
+        values = models.token_values(model, ids, mask)
+        for row, each in enumerate(wanted):
+            near(values[row][mask[row] == 1], each)
 
 
 @dataclasses.dataclass
