@@ -137,16 +137,17 @@ def _by_critic(
 ) -> Estimates:
     """GAE over the rewards of each token; a row without a reward takes no part."""
     mask, values = _needed(row, "advantage", response_mask=response_mask, values=values)
-    old = reference = torch.zeros_like(values)
+    mask = read_mask(mask)
+    old = reference = torch.zeros_like(mask, dtype=torch.float32)
     if row.kl == "reward" and row.beta > 0:
-        old, reference, mask = _kl_tensors(row, old_logprobs, ref_logprobs, mask)
+        old, reference, _ = _kl_tensors(row, old_logprobs, ref_logprobs, mask)
     known = ~read_rewards(rewards).isnan().to(mask.device)
     token_rewards = kl_shaped_rewards(
         rewards, old, reference, mask, beta=row.beta if row.kl == "reward" else 0.0
     )
     lam: float | Tensor = row.lam
     if row.length_alpha is not None:
-        lam = length_adaptive_lam(read_mask(mask).sum(dim=1), alpha=row.length_alpha)
+        lam = length_adaptive_lam(mask.sum(dim=1), alpha=row.length_alpha)
 
     def estimate(lam: float | Tensor) -> Any:
         return generalized_advantages(
@@ -155,7 +156,7 @@ def _by_critic(
 
     policy = estimate(lam)
     critic = policy if row.lam_critic is None else estimate(row.lam_critic)
-    taking_part = read_mask(mask) & known[:, None]
+    taking_part = mask & known[:, None]
     advantages = torch.where(taking_part, policy.advantages, 0.0)
     if row.whiten:
         advantages = whiten(advantages, taking_part)
@@ -217,13 +218,13 @@ def step_totals(
     """
     mask = read_mask(response_mask, allow_empty=True)
     if known is not None:
-        mask = mask & known[:, None]
+        mask = mask & _flags("known", known, mask)[:, None]
     mask = _counted(algorithm, mask, truncated)
     tokens = int(mask.sum())
     responses = int(mask.any(dim=1).sum())
-    right = tokens if correct is None else int((mask & correct[:, None]).sum())
+    right = mask if correct is None else mask & _flags("correct", correct, mask)[:, None]
     total = tokens if algorithm.aggregation == "token_mean" else responses
-    counts = {"total": total, "token_total": tokens, "correct_total": right}
+    counts = {"total": total, "token_total": tokens, "correct_total": int(right.sum())}
     return {name: max(count, 1) for name, count in counts.items()}
 
 

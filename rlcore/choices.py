@@ -18,6 +18,7 @@ from rlcore.objectives import (
     fixed_clip_range,
 )
 from rlcore.objectives._checks import MAX_WEIGHT, check_choice, check_ddof, check_number
+from rlcore.objectives.surrogates import USE_RANGE
 
 REWARDS = ("verifier", "reward_model", "several")
 OVERLONG = ("keep", "filter", "penalty")
@@ -189,17 +190,21 @@ def _misfits(row: Algorithm) -> Iterator[tuple[bool, str]]:
         row.reward == "several" and (row.overlong == "penalty" or row.dynamic_sampling),
         'overlong="penalty" and dynamic_sampling need one reward; got reward="several"',
     )
-    critic = ("whiten", "value_coef", "epsilon_value", "length_alpha", "lam_critic")
-    for field in critic:
-        value = getattr(row, field)
+    for field in ("whiten", "value_coef", "epsilon_value", "length_alpha", "lam_critic"):
+        value = getattr(row, field) if field != "value_coef" else row.value_coef or None
         yield (
-            value not in (None, False, 0.0) and row.advantage != "gae",
+            value is not None and value is not False and row.advantage != "gae",
             f'{field} is for advantage="gae", which has a critic; got {value} with '
             f"{row.advantage!r}",
         )
     yield (
         row.surrogate == "gamma" and row.ratio_level != "sequence_sum",
         f'ratio_level must be sequence_sum when surrogate="gamma"; got {row.ratio_level!r}',
+    )
+    yield (
+        row.clip_range == "dynamic" and row.surrogate not in USE_RANGE,
+        f'clip_range must be fixed when surrogate="{row.surrogate}", which has no range; got '
+        f"{row.clip_range!r}",
     )
     yield (
         row.clip_range == "dynamic" and row.ratio_level != "token",
