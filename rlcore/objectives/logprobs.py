@@ -2,9 +2,11 @@
 
 Both work through the (B*T, V) table of logits in slices, in float32 or wider, and keep none of it:
 the backward pass computes the softmax again.  Without that, a batch of bfloat16 logits would be
-held a second time in float32, twice its size.
+held a second time in float32, twice its size; and a slice stays in the processor's cache from one
+operation to the next.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from rlcore.objectives._checks import check_number, describe, is_dense, to_float
 
-SLICE = 2**24  # logits worked on at once: 64 MiB in float32
+SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
+CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs nothing beside it
 
 
 def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -43,12 +46,12 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
         raise ValueError(f"input_ids must hold at least 2 tokens a row; got {length}")
     if logits.numel() == 0:
         raise ValueError(f"logits must hold at least one row and one word; got {describe(logits)}")
-    low, high = int(input_ids.min()), int(input_ids.max())
+    low, high = (int(end) for end in input_ids.aminmax())
     if low < 0 or high >= vocabulary:
         found = low if low < 0 else high
         raise ValueError(f"input_ids must lie in [0, {vocabulary - 1}] (V of logits); got {found}")
     following = input_ids.long().roll(-1, dims=1)  # [:, t] is the token at t+1; the last is dropped
-    scores = _TokenLogprobs.apply(logits.flatten(0, 1), following.flatten(), temperature)
+    scores = _TokenLogprobs.apply(logits, following.flatten(), temperature)
     return scores.view(batch, length)[:, :-1]
 
 
@@ -64,8 +67,7 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
         raise ValueError(f"logits must be floating and of shape (..., V); got {describe(logits)}")
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have a vocabulary axis; got shape {tuple(logits.shape)}")
-    flat = logits.reshape(-1, logits.shape[-1])
-    return _Entropy.apply(flat, temperature).view(logits.shape[:-1])
+    return _Entropy.apply(logits, temperature).view(logits.shape[:-1])
 
 
 def check_temperature(temperature: float) -> float:
@@ -81,19 +83,76 @@ def check_temperature(temperature: float) -> float:
     return check_number("temperature", temperature, at_least=1e-30)
 
 
-def _slices(rows: int, vocabulary: int) -> list[slice]:
-    step = max(1, SLICE // vocabulary)
-    return [slice(start, start + step) for start in range(0, rows, step)]
+def _slices(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The logits (..., V) as tables (n, V), with the rows of (N,) that each of them is.
+
+    Views, never a copy: logits that were cut out of larger ones (`logits[:, -T:]`) are not one
+    table (N, V), so their parts are taken one after the other.  What is done to a row does not
+    depend on the rows beside it, so the slices change no result.
+    """
+    cores = torch.get_num_threads() if logits.device.type == "cpu" else CORES_OF_A_GPU
+    step = max(1, SLICE * cores // logits.shape[-1])
+    start = 0
+    for table in _tables(logits):
+        for part in table.split(step):
+            yield slice(start, start + len(part)), part
+            start += len(part)
+
+
+def _tables(logits: Tensor) -> list[Tensor]:
+    try:
+        return [logits.view(-1, logits.shape[-1])]
+    except RuntimeError:  # no view of these strides
+        return [table for part in logits for table in _tables(part)]
+
+
+def _wide(table: Tensor, temperature: float) -> Tensor:
+    """Logits over the temperature, in float32 or wider: the table itself where it is that."""
+    wide = to_float(table)
+    return wide if temperature == 1 else wide / temperature
+
+
+def _rows(logits: Tensor) -> Tensor:
+    """Room for a number per row, (N,)."""
+    rows = logits.shape[:-1].numel()
+    return torch.empty(rows, dtype=_width(logits), device=logits.device)
+
+
+def _width(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _gradient(
+    logits: Tensor, rows: Tensor, gradient: Tensor, change: Callable[..., Tensor]
+) -> Tensor:
+    """The gradient of the logits, from that of their rows (N,) and what the forward pass left of
+    them, (N,).  `change` computes it for a table, in place where that can be, and whatever the
+    logits of a row without gradient hold, it stays 0."""
+    result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    flat = result.view(-1, logits.shape[-1])
+    for part, table in _slices(logits):
+        push, place = gradient[part], flat[part]
+        idle = (push == 0).nonzero()[:, 0]
+        if len(idle) == len(push):
+            place.zero_()
+            continue
+        out = place if place.dtype == _width(logits) else None
+        found = change(table, rows[part], push[:, None], out)
+        if out is None:
+            place.copy_(found)
+        if len(idle) > 0:
+            place.index_fill_(0, idle, 0.0)
+    return result
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Logits (N, V), ids (N,) -> log softmax(logits / temperature) at ids, (N,)."""
+    """Logits (..., V), ids (N,) -> log softmax(logits / temperature) at ids, (N,)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        result = torch.empty(len(logits), dtype=_wide(logits), device=logits.device)
-        for part in _slices(*logits.shape):
-            scores = torch.log_softmax(to_float(logits[part]) / temperature, dim=-1)
+        result = _rows(logits)
+        for part, table in _slices(logits):
+            scores = torch.log_softmax(_wide(table, temperature), dim=-1)
             result[part] = scores.gather(1, ids[part, None])[:, 0]
         ctx.save_for_backward(logits, ids)
         ctx.temperature = temperature
@@ -103,25 +162,26 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, ids = ctx.saved_tensors
-        result = torch.empty_like(logits)
-        for part in _slices(*logits.shape):
-            push = gradient[part, None] / ctx.temperature
+
+        def change(table: Tensor, drawn: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
+            push = push / ctx.temperature
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
-            change = torch.softmax(to_float(logits[part]) / ctx.temperature, dim=-1).mul_(-push)
-            change[torch.arange(len(change), device=ids.device), ids[part]] += push[:, 0]
-            result[part] = change.masked_fill_(push == 0, 0.0)
-        return result, None, None
+            result = torch.softmax(_wide(table, ctx.temperature), dim=-1, out=out)
+            return result.mul_(-push).scatter_add_(1, drawn[:, None], push)
+
+        return _gradient(logits, ids, gradient, change), None, None
 
 
 class _Entropy(torch.autograd.Function):
-    """Logits (N, V) -> entropy of softmax(logits / temperature), (N,)."""
+    """Logits (..., V) -> entropy of softmax(logits / temperature), (N,)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        result = torch.empty(len(logits), dtype=_wide(logits), device=logits.device)
-        for part in _slices(*logits.shape):
-            probabilities = torch.softmax(to_float(logits[part]) / temperature, dim=-1)
-            result[part] = torch.special.entr(probabilities).sum(-1)
+        result = _rows(logits)
+        for part, table in _slices(logits):
+            below, probabilities, top = _from_the_top(_wide(table, temperature))
+            # log p_v = log p_top + below_v, so H = -log p_top - sum_v p_v below_v: no term is < 0
+            result[part] = torch.linalg.vecdot(probabilities, below).add_(top).neg_()
         ctx.save_for_backward(logits, result)
         ctx.temperature = temperature
         return result
@@ -130,15 +190,21 @@ class _Entropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, total = ctx.saved_tensors
-        result = torch.empty_like(logits)
-        for part in _slices(*logits.shape):
-            push = gradient[part, None] / ctx.temperature
-            probabilities = torch.softmax(to_float(logits[part]) / ctx.temperature, dim=-1)
-            # dH/dz_v = -p_v (log p_v + H); entr(p) = -p log p, and is 0 where p is 0
-            change = torch.special.entr(probabilities) - probabilities * total[part, None]
-            result[part] = (change * push).masked_fill_(push == 0, 0.0)
-        return result, None
+
+        def change(table: Tensor, entropy: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
+            below, probabilities, top = _from_the_top(_wide(table, ctx.temperature), out)
+            # dH/dz_v = -p_v (log p_v + H)
+            surprise = below.add_((top + entropy)[:, None])
+            return probabilities.mul_(surprise).mul_(-push / ctx.temperature)
+
+        return _gradient(logits, total, gradient, change), None
 
 
-def _wide(values: Tensor) -> torch.dtype:
-    return torch.float64 if values.dtype == torch.float64 else torch.float32
+def _from_the_top(scores: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of scores (n, V): how far each lies below the row's largest, softmax, and the largest's
+    log-prob (n,).  No exp or log per word but that of softmax itself, which is the cost of it.
+    The distance is kept finite, so that 0 log 0 is 0 for a score of -inf."""
+    below = scores - scores.amax(dim=-1, keepdim=True)
+    below.clamp_(min=torch.finfo(below.dtype).min)
+    probabilities = torch.softmax(below, dim=-1, out=out)
+    return below, probabilities, probabilities.amax(dim=-1).log_()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore.objectives import entropy, logprobs, policy_loss, token_logprobs
 
@@ -147,6 +148,88 @@ def test_the_graph_keeps_no_float32_copy_of_the_logits() -> None:
     copies = [tensor for tensor in saved if tensor.untyped_storage().data_ptr() != own]
     assert any(tensor.untyped_storage().data_ptr() == own for tensor in saved)
     assert max(tensor.numel() for tensor in copies) <= ids.numel()
+
+
+class Made(TorchDispatchMode):
+    """The number of elements of every tensor with room of its own that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[torch.dtype, list[int]] = {}
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operations.add(func.__name__.partition(".")[0])
+        given = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in given:
+                room = value.untyped_storage().nbytes() // value.element_size()
+                self.sizes.setdefault(value.dtype, []).append(room)
+        return result
+
+    def largest(self, *dtypes: torch.dtype) -> int:
+        return max((size for dtype in dtypes for size in self.sizes.get(dtype, [0])), default=0)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut out of larger logits"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("function", ["token_logprobs", "entropy"])
+def test_no_copy_of_the_logits_is_made_wider_than_a_slice(
+    function: str, temperature: float, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, forward and backward: every tensor that any operation makes is counted.  The one
+    table of the size of the logits is their gradient, in bfloat16."""
+    monkeypatch.setattr(logprobs, "SLICE", 2048)
+    slice_ = 2048 * torch.get_num_threads()
+    generator = torch.Generator().manual_seed(0)
+    columns = 40 + cut
+    whole = torch.randn(16, columns, 512, generator=generator).bfloat16()
+    ids = torch.randint(0, 512, (16, 40), generator=generator)
+    logits = whole[:, cut:].requires_grad_()
+    assert logits.is_contiguous() != cut
+    assert slice_ < logits.numel() // 4
+    with Made() as forward:
+        if function == "entropy":
+            values = entropy(logits, temperature=temperature)
+        else:
+            values = token_logprobs(logits, ids, temperature=temperature)
+    with Made() as backward:
+        values.backward(torch.ones_like(values))
+    assert "_log_softmax" in forward.operations or "_softmax" in forward.operations
+    assert "_softmax" in backward.operations
+    for made in (forward, backward):
+        assert 512 <= made.largest(torch.float32, torch.float64) <= slice_
+        assert made.largest(torch.bool, torch.int64) <= slice_
+    assert forward.largest(torch.bfloat16) == 0
+    tables = [size for size in backward.sizes[torch.bfloat16] if size > slice_]
+    assert tables == [logits.numel()]
+
+
+def test_the_count_sees_a_copy() -> None:
+    """The textbook expression makes the copies that the test above is to find."""
+    logits = torch.zeros(4, 5, 512, dtype=torch.bfloat16, requires_grad=True)
+    with Made() as made:
+        plain_entropy(logits.float(), 0.7).sum().backward()
+    assert made.largest(torch.float32) == logits.numel()
+
+
+def test_logits_cut_out_of_larger_ones(slices: int) -> None:
+    """As a model's logits from the prompt's last position on: other strides, the same bits."""
+    whole = 3 * torch.randn(3, 9, 7, generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(1))
+    results = []
+    part = whole[:, 4:]
+    scattered = part.permute(2, 0, 1).contiguous().permute(1, 2, 0)  # the vocabulary is no row
+    assert scattered.stride(-1) != 1
+    for logits in (part.contiguous(), part, scattered):
+        leaf = logits.detach().requires_grad_()
+        scores, entropies = token_logprobs(leaf, ids), entropy(leaf)
+        (gradient,) = torch.autograd.grad(scores.square().sum() + entropies.square().sum(), leaf)
+        results.append((scores.detach(), entropies.detach(), gradient))
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
