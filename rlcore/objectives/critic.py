@@ -27,6 +27,7 @@ from rlcore.objectives._checks import (
     to_float,
 )
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
+from rlcore.objectives.rewards import _read_lengths
 
 
 class CriticEstimates(NamedTuple):
@@ -58,9 +59,11 @@ def generalized_advantages(
     0 in masked slots, and carry no gradient.  The returns are those of the advantages as they
     stand here, before any whitening.
 
-    - ``lam``: $\lambda$ in $[0, 1]$, one number or one per row ``(B,)`` (VAPO).  With $\lambda=1$
-      the advantage is the discounted sum of the rewards to come minus $V_t$, and $V_t$ is only a
-      baseline; with $\lambda<1$ the values that follow enter, and their errors with them.
+    - ``lam``: $\lambda$ in $[0, 1]$, one number or one per row ``(B,)`` (VAPO).  With the true
+      values every $\lambda$ gives the true policy gradient ($\gamma=1$).  With values that are off
+      by $e$ the advantage is off by
+      $-e_t + \gamma(1-\lambda)\sum_{k\ge1}(\gamma\lambda)^{k-1} e_{t+k}$: the first term is a
+      baseline and does no harm, the sum is the bias; $\lambda=1$ has none.
     - ``bootstrap_values``: ``(B,)``, $V_{T+1}$ after the last real token.  None, and 0 in a row:
       the response ended there, so nothing follows.  For a row that was cut by the length limit the
       critic's value of what would have come is the other choice, and it is taken only if given.
@@ -200,10 +203,10 @@ def length_adaptive_lam(lengths: Tensor | Sequence[int], *, alpha: float = 0.05)
     float64, the ``lam`` of ``generalized_advantages``.
     Source: VAPO, arXiv 2504.05118, eqs. 3 to 10, with $\alpha=0.05$.  For responses shorter than
     $1/\alpha$ (20 tokens) the paper's formula is negative and the paper silent; here it is 0.
-    ValueError: lengths that are no integers >= 1, ``alpha`` not positive.
+    ValueError: lengths that are not integers >= 0, ``alpha`` not positive.
     """
     alpha = check_number("alpha", alpha, above=0)
-    return (1 - 1 / (alpha * read_lengths(lengths).double())).clamp(0, 1)
+    return (1 - 1 / (alpha * _read_lengths(lengths).double())).clamp(0, 1)
 
 
 class _Steps:
@@ -315,22 +318,3 @@ def _read_lam(lam: float | Tensor, mask: Tensor) -> Tensor:
         row = int(outside.nonzero()[0])
         raise ValueError(f"lam must be in [0, 1]; got {each[row].item():g} in row {row}")
     return each[:, None]
-
-
-def read_lengths(lengths: Tensor | Sequence[int]) -> Tensor:
-    """The number of tokens of each response, (B,), int64."""
-    try:
-        counts = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueError(
-            f"lengths must be a tensor or a list of integers; got {describe(lengths)}"
-        ) from None
-    whole = not (counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex())
-    if not is_dense(counts) or counts.dim() != 1 or counts.numel() == 0 or not whole:
-        raise ValueError(
-            f"lengths must hold integers and be of shape (B,), B >= 1; got {describe(counts)}"
-        )
-    if (counts < 1).any():
-        row = int((counts < 1).nonzero()[0])
-        raise ValueError(f"lengths must be >= 1; got {counts[row].item()} in row {row}")
-    return counts.long()

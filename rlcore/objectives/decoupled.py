@@ -14,7 +14,7 @@ from rlcore.objectives._checks import (
     is_dense,
 )
 from rlcore.objectives.advantages import group_advantages
-from rlcore.objectives.critic import read_lengths
+from rlcore.objectives.rewards import _read_lengths
 
 CANCELLED = 1e-12  # of the size of its terms: a sum below this is what rounding left of 0
 
@@ -65,7 +65,7 @@ def decoupled_advantages(
     The authors' verl branch whitens over the response tokens (``lengths``), with 1e-6 at the group.
     For a reward that counts only if another one is earned (eq. 8): ``conditioned_rewards``, before.
     ValueError: as ``group_advantages``; rewards not ``(B, n)``, weights not n finite numbers,
-    ``lengths`` no integers >= 1 or given with ``scale_batch=False``.
+    ``lengths`` not integers >= 0 or given with ``scale_batch=False``.
     """
     ddof = check_ddof(ddof)
     batch_ddof = ddof if batch_ddof is None else _read_batch_ddof(batch_ddof)
@@ -163,7 +163,7 @@ def _read_weights(weights: Tensor | Sequence[float] | None, table: Tensor) -> Te
 def _read_counts(lengths: Tensor | Sequence[int] | None, known: Tensor) -> Tensor | None:
     if lengths is None:
         return None
-    counts = read_lengths(lengths)
+    counts = _read_lengths(lengths)
     if counts.shape != known.shape:
         raise ValueError(
             f"lengths must be of shape {tuple(known.shape)}, one per row; got {describe(counts)}"

@@ -640,10 +640,10 @@ def test_empty_rows_may_pass() -> None:
 
 
 def test_lambda_by_length() -> None:
-    lengths = [1, 19, 20, 21, 40, 10**6]
+    lengths = [0, 1, 19, 20, 21, 40, 10**6]
     ours = length_adaptive_lam(lengths)
     assert ours.dtype == torch.float64
-    close(ours, [0.0, 0.0, 0.0, 1 - 1 / (0.05 * 21), 0.5, 1 - 2e-5])
+    close(ours, [0.0, 0.0, 0.0, 0.0, 1 - 1 / (0.05 * 21), 0.5, 1 - 2e-5])
     assert torch.equal(length_adaptive_lam(torch.tensor(lengths)), ours)
     close(length_adaptive_lam([3], alpha=1), [2 / 3])
     assert length_adaptive_lam([1], alpha=1e-300).tolist() == [0]
