@@ -15,6 +15,7 @@ from torch import Tensor
 from rlcore.algorithms import DR_GRPO, GRPO, GRPO_MEAN_ONLY, RLOO, compute_advantages, compute_loss
 from rlcore.objectives import (
     aggregate,
+    dynamic_clip_range,
     group_advantages,
     importance_ratio,
     kl_per_token,
@@ -238,6 +239,32 @@ def test_a27_temperature_is_part_of_the_log_probs() -> None:
         ValueError, match=r"temperature must be > 0: greedy decoding .* no log-prob"
     ):
         token_logprobs(logits, tokens, temperature=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a37_the_dynamic_range_of_a_rare_token(dtype: torch.dtype) -> None:
+    given, expected = case("A37")
+    arguments = {
+        "epsilon_low": given["eps_low"],
+        "epsilon_high": given["eps_high"],
+        "ratio_max": given["cap"],
+    }
+    old = torch.tensor([given["old_prob"]], dtype=dtype).log()
+    # q = 4 eps_low is where the lower end has an infinite slope: what rounding leaves of q there,
+    # 1e-7 in float32, is a change of its square root
+    for ends, name in zip(
+        dynamic_clip_range(old, torch.ones_like(old), **arguments), ("low", "high"), strict=True
+    ):
+        close(ends[0], expected[name], 1e-5 if dtype == torch.float64 else 3e-4)
+    # so rare that exp(log q) is 0: a log-prob of -200
+    assert torch.tensor(-200.0).exp() == 0
+    assert expected["underflow"].endswith("gives low 0.5 and high = cap, no NaN")
+    low, high = dynamic_clip_range(
+        torch.full((1, 1), -200.0, dtype=dtype), torch.ones(1, 1), **arguments
+    )
+    assert (low.item(), high.item()) == (0.5, given["cap"])
+    with pytest.raises(ValueError, match="old_logprobs must be finite at every real token"):
+        dynamic_clip_range(torch.full((1, 1), -torch.inf), torch.ones(1, 1), **arguments)
 
 
 def test_f01_a_loss_of_zero_with_a_gradient() -> None:
