@@ -114,6 +114,19 @@ def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
     return rewards.detach()
 
 
+def read_pair(rewards: Rewards, name: str, other: Rewards) -> tuple[Tensor, Tensor]:
+    """Two rewards per row, both (B,) and on one device; the second one's name is for messages."""
+    if isinstance(rewards, Tensor) and isinstance(other, Tensor) and rewards.device != other.device:
+        raise ValueError(f"{name} must be on {rewards.device}, as rewards; got {other.device}")
+    values, others = read_rewards(rewards), read_rewards(other, name)
+    if others.shape != values.shape:
+        raise ValueError(
+            f"{name} must be of shape {tuple(values.shape)}, as rewards; got {describe(others)}"
+        )
+    device = values.device if isinstance(rewards, Tensor) else others.device
+    return values.to(device), others.to(device)
+
+
 def read_mask(
     response_mask: Tensor, *, name: str = "response_mask", allow_empty: bool = False
 ) -> Tensor:

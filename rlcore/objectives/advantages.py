@@ -1,6 +1,6 @@
 r"""Question 2: worth more than what?  From rewards $R^{(g)}$ to advantages $\hat A^{(g)}$.
 
-A group is the set of responses $y^{(1)}, \dots, y^{(G)}$ to one prompt $x$; it is known by the
+A group is the set of responses $y^{(1)}, \ldots, y^{(G)}$ to one prompt $x$; it is known by the
 prompt's id, never by position, so the order of the rows means nothing.
 
 The same everywhere in this file:
@@ -32,10 +32,10 @@ from rlcore.objectives._checks import (
     check_number,
     describe,
     is_dense,
+    read_pair,
     read_rewards,
     to_float,
 )
-from rlcore.objectives.rewards import read_pair
 
 
 def group_advantages(

@@ -21,6 +21,7 @@ from rlcore.objectives._checks import (
     describe,
     is_dense,
     read_mask,
+    read_pair,
     read_rewards,
     read_tokens,
     to_float,
@@ -116,7 +117,7 @@ def overlong_penalty(
 
     Source: DAPO, arXiv 2503.14476, eq. 13.  In its sec. 4.1 the "expected maximum" of 16,384 tokens
     is $L_{max} - L_{cache}$, with $L_{max}$ = 20,480 and $L_{cache}$ = 4,096, as in TRL's
-    ``get_soft_overlong_punishment``, which divides by zero for ``cache_length=0``.
+    ``get_soft_overlong_punishment``.
 
     ValueError: lengths that are not integers >= 0, ``max_length`` < 1, ``cache_length`` negative or
     above ``max_length`` (every response would be punished).
@@ -150,19 +151,6 @@ def conditioned_rewards(rewards: Rewards, condition: Rewards, *, threshold: floa
     missing = values.isnan() | earned.isnan()
     counted = torch.where(earned.double() >= threshold, to_float(values), 0.0)
     return counted.masked_fill(missing, torch.nan)
-
-
-def read_pair(rewards: Rewards, name: str, other: Rewards) -> tuple[Tensor, Tensor]:
-    """Two rewards per row, both (B,) and on one device; the second one's name is for messages."""
-    if isinstance(rewards, Tensor) and isinstance(other, Tensor) and rewards.device != other.device:
-        raise ValueError(f"{name} must be on {rewards.device}, as rewards; got {other.device}")
-    values, others = read_rewards(rewards), read_rewards(other, name)
-    if others.shape != values.shape:
-        raise ValueError(
-            f"{name} must be of shape {tuple(values.shape)}, as rewards; got {describe(others)}"
-        )
-    device = values.device if isinstance(rewards, Tensor) else others.device
-    return values.to(device), others.to(device)
 
 
 def _penalty(
