@@ -397,15 +397,17 @@ def test_k3_of_two_policies_that_nearly_agree(gap: float) -> None:
 
 
 @every_aggregation
+@every_combination
 @given(batch=responses(), name=st.sampled_from(KL_ESTIMATORS), weighted=st.booleans())
+@settings(max_examples=12)
 def test_the_kl_term_is_averaged_as_the_gain_is(
-    how: str, batch: dict, name: str, weighted: bool
+    how: str, choices: dict, batch: dict, name: str, weighted: bool
 ) -> None:
     """beta times the aggregate of what kl_per_token gives, times the ratio if asked for."""
     new, old, mask = batch["new"].requires_grad_(), batch["old"], batch["mask"]
     term = kl_per_token(new, batch["ref"], mask, estimator=name)
     if weighted:
-        term = term * importance_ratio(new, old, mask)
+        term = term * importance_ratio(new, old, mask, level=choices["ratio_level"])
     wanted = 0.3 * aggregate(term, mask, how=how, constant=arguments(how)["constant"])
     losses = [
         policy_loss(
@@ -417,6 +419,7 @@ def test_the_kl_term_is_averaged_as_the_gain_is(
             beta=beta,
             kl_estimator=name,
             kl_importance_weighted=weighted,
+            **choices,
             **arguments(how),
         )
         for beta in (0.3, 0.0)
