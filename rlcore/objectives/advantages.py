@@ -143,7 +143,7 @@ def self_critical_advantages(rewards: Rewards, greedy_rewards: Rewards) -> Tenso
     The greedy answer does not depend on the sample, so the policy gradient is unbiased; the policy
     is trained to beat what it would do at test time.  It costs one more answer per prompt.
 
-    Source: SCST, Rennie et al. 2017, arXiv 1612.00563, sec. 3.  Not in TRL.  verl's ``remax`` takes
+    Source: SCST, Rennie et al. 2017, arXiv 1612.00563.  Not in TRL.  verl's ``remax`` takes
     the same baseline.
 
     ValueError: shapes or devices that differ, an infinite reward, one too large to be subtracted.
