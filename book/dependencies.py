@@ -16,8 +16,9 @@ from pathlib import Path
 
 from book.bootstrap import ROOT
 
-PACKAGES = ("rlcore", "widgets", "book")
+PACKAGES = ("rlcore", "widgets", "book", "tests")
 RUNS = "chapters/runs"
+PROVED = "tests/data"  # what the tests' modules read
 ALWAYS = ("requirements.txt", "book/quoted.py", "book/kernel_config.py")
 
 
@@ -62,6 +63,8 @@ def closure(modules: set[str], root: Path) -> set[Path]:
         # drawings and data that a package reads at run time
         if path.parent.name == "widgets":
             files |= {p for p in path.parent.rglob("*") if p.suffix in (".js", ".css", ".json")}
+        if name.startswith("tests."):
+            files |= {p for p in (root / PROVED).rglob("*") if p.is_file()}
         todo |= _imports_of(path, name, path.stat().st_mtime_ns)
         parent = name.rpartition(".")[0]
         if parent:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 LEFT = "text-align: left"  # JupyterLab sets tables flush right, text and all
 # in the book's page, in JupyterLab, and elsewhere
 GROUND = "var(--pst-color-background, var(--jp-layout-color0, Canvas))"
-STAYS = f"position: sticky; left: 0; z-index: 1; background: {GROUND}; min-width: 6em"
+STAYS = f"position: sticky; left: 0; z-index: 1; background: {GROUND}"
 LONG = 28  # characters that a cell of a wide table keeps in one line
 
 
@@ -63,6 +63,11 @@ class Table:
             return f"<td {styles[column]}>{text}</td>"
 
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        if self.wide and self.caption:  # it stays in view too
+            words = (
+                f'<span style="{STAYS}; display: inline-block">{html.escape(self.caption)}</span>'
+            )
+            caption = f'<caption style="{LEFT}">{words}</caption>'
         head = "".join(
             f'<th scope="col" {style}>{html.escape(title)}</th>'
             for title, style in zip(self.header, styles, strict=True)
@@ -84,9 +89,10 @@ class Table:
         style = LEFT
         if self.wide:
             longest = max((len(str(row[column])) for row in self.rows), default=0)
-            style += "; white-space: nowrap" if longest <= LONG else "; min-width: 14em"
-            if column == 0:
-                style = f"{LEFT}; {STAYS}"
+            if column == 0:  # on a telephone it must leave room for the others
+                style += f"; {STAYS}; min-width: min({min(longest, LONG) / 2:g}em, 38vw)"
+            else:
+                style += "; white-space: nowrap" if longest <= LONG else "; min-width: 14em"
         return f'style="{style}"'
 
     def __repr__(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from book.dependencies import closure, fingerprint
+from book.dependencies import closure, fingerprint, imported
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -26,6 +28,9 @@ FILES = {
     "widgets/one.js": "",
     "widgets/widgets.css": "",
     "chapters/runs/grpo.json": "",
+    "tests/parity/vectors.py": "import rlcore.c\n",
+    "tests/parity/test_parity.py": "",
+    "tests/data/vectors.json": "",
 }
 
 
@@ -77,6 +82,33 @@ def test_recorded_runs_count_for_the_pages_that_read_them(project):
     (project / "chapters" / "runs" / "grpo.json").write_text("{}", encoding="utf-8")
     assert fingerprint(reads, project) != before
     assert fingerprint("import json", project) == other
+
+
+@pytest.mark.parametrize(
+    "name", ["tests/parity/vectors.py", "tests/data/vectors.json", "rlcore/c.py"]
+)
+def test_proved_numbers_count_for_the_pages_that_show_them(project, name):
+    shows = "from tests.parity.vectors import comparison"
+    before, other = fingerprint(shows, project), fingerprint("import rlcore.alone", project)
+    (project / name).write_text("# changed", encoding="utf-8")
+    assert fingerprint(shows, project) != before
+    assert fingerprint("import rlcore.alone", project) == other
+
+
+def test_the_page_of_conventions_depends_on_the_numbers_that_it_shows():
+    page = (ROOT / "chapters" / "conventions.md").read_text("utf-8")
+    imports = re.findall(r"^(?:from|import) .*$", page, re.MULTILINE)
+    modules = imported(ast.parse("\n".join(imports)), "")
+    files = {path.relative_to(ROOT).as_posix() for path in closure(modules, ROOT)}
+    assert {
+        "rlcore/algorithms.py",
+        "rlcore/choices.py",
+        "rlcore/preferences.py",
+        "rlcore/objectives/policy.py",
+        "tests/parity/vectors.py",
+        "tests/data/parity_vectors.json",
+    } <= files
+    assert "tests/parity/test_parity.py" not in files
 
 
 def test_the_real_packages_are_followed():
