@@ -1,7 +1,10 @@
 """Who may import whom.  Imports run one way: objectives <- algorithms <- training <- chapters.
 
 objectives        torch, the standard library, each other
-algorithms        objectives, torch, the standard library
+preferences       objectives, torch, the standard library
+algorithms        objectives and its own parts (answers, choices, assembly), torch, the standard
+                  library
+trl_export        algorithms, preferences, objectives; TRL itself only when it is asked for a config
 rlcore, the rest  anything of rlcore that makes no cycle; never widgets or book
 widgets           rlcore.objectives, anywidget, traitlets, ipywidgets, torch, each other
 book              none of rlcore and widgets: it runs notebooks
@@ -94,9 +97,43 @@ def test_objectives_import_torch_and_each_other(module: str) -> None:
     assert all(within(name, "rlcore.objectives") for name in inside(module))
 
 
-def test_algorithms_import_objectives() -> None:
-    assert outside("rlcore.algorithms") <= {"torch"}
-    assert all(within(name, "rlcore.objectives") for name in inside("rlcore.algorithms"))
+ROWS = ("algorithms", "assembly", "choices", "answers", "preferences")
+MADE_OF = {  # an algorithm's parts: answers <- choices <- assembly <- algorithms
+    "algorithms": ("rlcore.assembly", "rlcore.choices", "rlcore.answers"),
+    "assembly": ("rlcore.choices",),
+    "choices": ("rlcore.answers",),
+    "answers": ("rlcore.choices",),  # for the type checker alone, see the next test
+}
+
+
+@pytest.mark.parametrize("part", ROWS)
+def test_rows_import_objectives(part: str) -> None:
+    """And each other in one direction; preferences stands alone."""
+    assert outside(f"rlcore.{part}") <= {"torch"}
+    for name in inside(f"rlcore.{part}"):
+        assert within(name, "rlcore.objectives") or name in MADE_OF.get(part, ()), name
+
+
+def test_answers_do_without_choices_when_they_run() -> None:
+    assert "rlcore.choices" in imports("rlcore.answers")
+    assert "rlcore.choices" not in imports("rlcore.answers", everywhere=False)
+
+
+def test_the_export_knows_rows_alone() -> None:
+    """TRL is reached by its name, when a config is asked for."""
+    assert outside("rlcore.trl_export") <= {"torch"}
+    allowed = ("rlcore.algorithms", "rlcore.preferences", "rlcore.objectives")
+    for name in inside("rlcore.trl_export"):
+        assert any(within(name, prefix) for prefix in allowed), name
+    assert "import_module" in SOURCES["rlcore.trl_export"].read_text()
+
+
+@pytest.mark.parametrize("module", sorted(set(modules("rlcore")) - {"rlcore.trl_export"}))
+def test_nobody_else_in_rlcore_knows_trl(module: str) -> None:
+    assert "trl" not in outside(module)
+    assert "import_module" not in SOURCES[module].read_text()
+    if module != "rlcore":  # which hands out to_trl when it is asked for it
+        assert "rlcore.trl_export" not in imports(module)
 
 
 @pytest.mark.parametrize("module", [name for name in modules("rlcore") if "checking" in name])
@@ -157,9 +194,12 @@ def test_no_cycles() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("rlcore", ("torch", "transformers", "numpy", "matplotlib")),
-        ("rlcore.objectives", ("transformers", "matplotlib", "rlcore.algorithms")),
-        ("rlcore.algorithms", ("transformers", "matplotlib", "rlcore.models")),
+        ("rlcore", ("torch", "transformers", "numpy", "matplotlib", "trl")),
+        ("rlcore.objectives", ("transformers", "matplotlib", "rlcore.algorithms", "trl")),
+        ("rlcore.algorithms", ("transformers", "matplotlib", "rlcore.models", "trl")),
+        ("rlcore.preferences", ("transformers", "matplotlib", "rlcore.algorithms", "trl")),
+        ("rlcore.trl_export", ("transformers", "matplotlib", "rlcore.models", "trl")),
+        ("rlcore.__main__", ("torch", "transformers", "trl")),
     ],
 )
 def test_what_an_import_loads(module: str, absent: tuple[str, ...]) -> None:
@@ -181,6 +221,16 @@ def code_lines(function: ast.FunctionDef) -> int:
     return lines
 
 
+def test_no_module_of_rlcore_loads_trl() -> None:
+    """All of them in one interpreter; and asking the package for to_trl does not either."""
+    names = [name for name in modules("rlcore") if not name.endswith("__main__")]
+    code = f"import sys, {', '.join(names)}; rlcore.to_trl; print('trl' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["False"]
+
+
 @pytest.mark.parametrize("module", modules("rlcore.objectives"))
 def test_a_loss_function_fits_on_a_screen(module: str) -> None:
     for node in ast.walk(ast.parse(SOURCES[module].read_text())):
@@ -188,7 +238,10 @@ def test_a_loss_function_fits_on_a_screen(module: str) -> None:
             assert code_lines(node) <= 40, f"{module}.{node.name}: {code_lines(node)} lines"
 
 
-@pytest.mark.parametrize("module", ["rlcore.algorithms", *modules("rlcore.objectives")])
+@pytest.mark.parametrize(
+    "module",
+    [*(f"rlcore.{part}" for part in (*ROWS, "trl_export")), *modules("rlcore.objectives")],
+)
 def test_public_functions_are_documented(module: str) -> None:
     tree = ast.parse(SOURCES[module].read_text())
     assert ast.get_docstring(tree)
