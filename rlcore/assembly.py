@@ -40,6 +40,21 @@ from rlcore.objectives._checks import (
     to_float,
 )
 
+OF_POLICY_LOSS = (  # fields of a row that are arguments of policy_loss, under the same name
+    "surrogate",
+    "ratio_level",
+    "clip_range",
+    "epsilon_low",
+    "epsilon_high",
+    "ratio_max",
+    "tau_positive",
+    "tau_negative",
+    "aggregation",
+    "kl_estimator",
+    "kl_importance_weighted",
+    "entropy_coef",
+)
+
 
 class Estimates(NamedTuple):
     """What is known of a batch before its first update: see compute_advantages."""
@@ -281,24 +296,13 @@ def compute_loss(
         old_logprobs,
         advantages,
         mask,
-        surrogate=algorithm.surrogate,
-        ratio_level=algorithm.ratio_level,
-        clip_range=algorithm.clip_range,
-        epsilon_low=algorithm.epsilon_low,
-        epsilon_high=algorithm.epsilon_high,
-        ratio_max=algorithm.ratio_max,
-        tau_positive=algorithm.tau_positive,
-        tau_negative=algorithm.tau_negative,
-        aggregation=algorithm.aggregation,
+        **{name: getattr(algorithm, name) for name in OF_POLICY_LOSS},
+        beta=algorithm.beta if algorithm.kl == "loss" else 0.0,
         constant=constant if algorithm.aggregation == "constant" else None,
         total=total,
         token_total=token_total,
         ref_logprobs=ref_logprobs,
-        beta=algorithm.beta if algorithm.kl == "loss" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-        kl_importance_weighted=algorithm.kl_importance_weighted,
         entropies=entropies,
-        entropy_coef=algorithm.entropy_coef,
         allow_empty=True,
     )
     if algorithm.value_coef > 0:

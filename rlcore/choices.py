@@ -120,7 +120,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         object.__setattr__(self, "notes", tuple(self.notes))  # a list, where a record was read
         _check_values(self)
-        for wrong, message in _misfits(self):
+        for wrong, message in (*_misfits_of_estimates(self), *_misfits_of_loss(self)):
             if wrong:
                 raise ValueError(message)
 
@@ -166,8 +166,8 @@ def _check_values(row: Algorithm) -> None:
             check_number(field, getattr(row, field), above=0, at_most=MAX_WEIGHT)
 
 
-def _misfits(row: Algorithm) -> Iterator[tuple[bool, str]]:
-    """Pairs of choices that contradict each other: (whether they do, what is wrong)."""
+def _misfits_of_estimates(row: Algorithm) -> Iterator[tuple[bool, str]]:
+    """Choices about rewards and baselines that contradict each other: (do they, what is wrong)."""
     yield (
         row.beta > 0 and row.kl == "none",
         f'beta must be 0 when kl="none"; got {row.beta}',
@@ -197,6 +197,10 @@ def _misfits(row: Algorithm) -> Iterator[tuple[bool, str]]:
             f'{field} is for advantage="gae", which has a critic; got {value} with '
             f"{row.advantage!r}",
         )
+
+
+def _misfits_of_loss(row: Algorithm) -> Iterator[tuple[bool, str]]:
+    """The same of ratios, clips and caps."""
     yield (
         row.surrogate == "gamma" and row.ratio_level != "sequence_sum",
         f'ratio_level must be sequence_sum when surrogate="gamma"; got {row.ratio_level!r}',
