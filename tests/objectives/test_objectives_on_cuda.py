@@ -1,14 +1,16 @@
 """On a GPU: the same numbers as on the CPU, and the same bits twice, in torch's strict mode."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlcore.algorithms import GRPO_MEAN_ONLY, ROWS, compute_advantages, compute_loss
+from rlcore.algorithms import GRPO_MEAN_ONLY, PPO, ROWS, compute_advantages, compute_loss
 from rlcore.objectives import entropy, equal_groups, token_logprobs
 
+ALL_TERMS = replace(PPO, name="all-terms", overlong="filter", entropy_coef=0.1, nll_coef=0.1)
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -31,15 +33,44 @@ def step(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
     rewards[5] = torch.nan
     groups = torch.arange(24).remainder(6).to(device)
     reference = torch.randn(24, 8, generator=generator).to(device)
+    values = torch.randn(24, 8, generator=generator).to(device)
+    greedy = torch.randint(0, 2, (24,), generator=generator).float().to(device)
+    several = torch.stack([rewards, torch.randn(24, generator=generator).to(device)], dim=1)
+    truncated = (torch.arange(24) % 7 == 3).to(device)
     old = token_logprobs(logits, ids, temperature=0.9).detach() + 0.1 * reference.abs()
     results = {"share": equal_groups(rewards, groups).share}
-    for row in (*ROWS, GRPO_MEAN_ONLY):
+    for row in (*ROWS, GRPO_MEAN_ONLY, ALL_TERMS):
         scores = token_logprobs(logits, ids, temperature=0.9)
-        advantages = compute_advantages(
-            row, rewards, groups, old_logprobs=old, ref_logprobs=reference, response_mask=mask
+        advantages, returns, history = compute_advantages(
+            row,
+            several if row.reward == "several" else rewards,
+            groups,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            response_mask=mask,
+            max_length=8,
+            greedy_rewards=greedy,
+            values=values,
         )
+        if history is not None:  # a second visit to every prompt
+            results |= history._asdict()
+            advantages = compute_advantages(row, 1 - rewards, groups, history=history).advantages
+        critic = values + 0.1 * scores
         loss, stats = compute_loss(
-            row, scores, old, advantages, mask, ref_logprobs=reference, constant=8
+            row,
+            scores,
+            old,
+            advantages,
+            mask & ~rewards.isnan()[:, None],
+            ref_logprobs=reference,
+            constant=8,
+            entropies=entropy(logits)[:, :-1],
+            values=critic,
+            old_values=values,
+            returns=returns,
+            correct=rewards == 1,
+            truncated=truncated,
+            allow_empty=True,
         )
         loss = loss - 0.01 * torch.where(mask, entropy(logits)[:, :-1], 0.0).sum()
         (gradient,) = torch.autograd.grad(loss, logits)
