@@ -11,6 +11,8 @@ from rlcore.objectives._checks import (
     read_tokens,
 )
 
+__all__ = ["KL_ESTIMATORS", "kl_per_token"]
+
 KL_ESTIMATORS = ("k1", "k2", "k3")
 
 

@@ -418,7 +418,7 @@ def test_the_kl_term_is_averaged_as_the_gain_is(
             ref_logprobs=batch["ref"],
             beta=beta,
             kl_estimator=name,
-            kl_importance_weighted=weighted,
+            kl_importance_weighted=weighted and beta > 0,
             **choices,
             **arguments(how),
         )
