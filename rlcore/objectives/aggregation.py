@@ -5,12 +5,15 @@ from typing import Any
 from torch import Tensor
 
 from rlcore.objectives._checks import (
+    as_numbers,
     check_choice,
     check_count,
     check_number,
     read_mask,
     read_tokens,
 )
+
+__all__ = ["AGGREGATIONS", "aggregate"]
 
 AGGREGATIONS = ("sequence_mean", "token_mean", "constant", "sequence_sum", "only_token_mean")
 
@@ -67,7 +70,7 @@ def aggregate(
     check_constant(how, constant)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     values = read_tokens("token_values", token_values, mask)
-    return weigh(values, mask.to(values.dtype), how, constant, total)
+    return weigh(values, as_numbers(mask, values.dtype), how, constant, total)
 
 
 def check_constant(how: str, constant: float | None) -> None:

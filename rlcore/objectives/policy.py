@@ -8,6 +8,7 @@ from torch import Tensor
 from rlcore.objectives import surrogates
 from rlcore.objectives._checks import (
     MAX_WEIGHT,
+    as_numbers,
     check_choice,
     check_count,
     check_number,
@@ -179,7 +180,7 @@ def _read(
     mask = read_mask(response_mask, allow_empty=allow_empty)
     new = read_tokens("logprobs", logprobs, mask)
     old = read_tokens("old_logprobs", old_logprobs, mask).detach()
-    return new, old, Slots(mask, mask.to(new.dtype))
+    return new, old, Slots(mask, as_numbers(mask, new.dtype))
 
 
 def _per_token(advantages: Tensor, slots: Slots) -> Tensor:

@@ -6,11 +6,20 @@ from torch import Tensor
 from rlcore.objectives._checks import (
     MAX_LOG_RATIO,
     MAX_WEIGHT,
+    as_numbers,
     check_choice,
     check_number,
     read_mask,
     read_tokens,
 )
+
+__all__ = [
+    "CLIP_RANGES",
+    "RATIO_LEVELS",
+    "dynamic_clip_range",
+    "fixed_clip_range",
+    "importance_ratio",
+]
 
 RATIO_LEVELS = ("token", "sequence", "sequence_sum", "sequence_token")
 CLIP_RANGES = ("fixed", "dynamic")
@@ -64,7 +73,7 @@ def importance_ratio(
     mask = read_mask(response_mask, allow_empty=allow_empty)
     new = read_tokens("logprobs", logprobs, mask)
     old = read_tokens("old_logprobs", old_logprobs, mask)
-    return torch.where(mask, ratio_of(new, old, mask.to(new.dtype), level, limit), 1.0)
+    return torch.where(mask, ratio_of(new, old, as_numbers(mask, new.dtype), level, limit), 1.0)
 
 
 def ratio_of(new: Tensor, old: Tensor, real: Tensor, level: str, limit: float = 20.0) -> Tensor:

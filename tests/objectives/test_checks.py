@@ -1,0 +1,109 @@
+"""Reading masks and per-token values: the quick way and the careful one give the same."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.objectives._checks import as_numbers, read_mask, read_tokens
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+VALUES = torch.tensor([[-1.0, 0.5, 2.0], [3.0, -4.0, 5.0]])
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    ],
+)
+def test_a_mask_of_any_dtype(dtype: torch.dtype) -> None:
+    mask = read_mask(MASK.to(dtype))
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, MASK)
+    whole = torch.ones(2, 3, dtype=dtype)
+    assert read_mask(whole).all()
+    assert torch.equal(read_mask(MASK.to(dtype).T.contiguous().T), MASK)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+def test_a_mask_with_another_number_is_refused(dtype: torch.dtype) -> None:
+    wrong = MASK.to(dtype)
+    wrong[1, 2] = 2
+    with pytest.raises(ValueError, match=r"response_mask must hold only 0 and 1 .*; got 2"):
+        read_mask(wrong)
+
+
+@pytest.mark.parametrize("number", [-1, -128])
+def test_a_mask_with_a_number_below_0_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match=rf"must hold only 0 and 1 .*; got {number}"):
+        read_mask(torch.tensor([[1, number]], dtype=torch.int8))
+
+
+@pytest.mark.parametrize("number", [0.5, math.nan, math.inf, 1 + 2e-7])
+def test_a_mask_with_a_fraction_is_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="must hold only 0 and 1"):
+        read_mask(torch.tensor([[1.0, number]]))
+
+
+def test_numbers_of_a_mask() -> None:
+    for mask in (MASK, MASK.T, MASK[:, 1:], MASK[:, :1].expand(2, 4)):
+        assert torch.equal(as_numbers(mask, torch.float64), mask.double())
+
+
+def read(values: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = values.clone().requires_grad_()
+    result = read_tokens("logprobs", leaf, MASK)
+    (gradient,) = torch.autograd.grad(result, leaf, push)
+    return result.detach(), gradient
+
+
+@pytest.mark.parametrize("garbage", [0.0, 7.0, LARGEST, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_padding_is_0_and_has_no_gradient(garbage: float, dtype: torch.dtype) -> None:
+    """Whatever it holds; also where the sum of finite values is not finite."""
+    push = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, 6.0]], dtype=dtype)
+    values, gradient = read(VALUES.to(dtype).masked_fill(~MASK, garbage), push)
+    assert torch.equal(values, VALUES.to(dtype) * MASK)
+    assert torch.equal(gradient, push * MASK)
+
+
+def test_finite_values_whose_sum_is_not() -> None:
+    huge = torch.tensor([[LARGEST, LARGEST, math.nan], [-LARGEST, 1.0, 1.0]])
+    values, gradient = read(huge, torch.ones_like(huge))
+    assert torch.equal(values, torch.where(MASK, huge, 0.0))
+    assert torch.equal(gradient, MASK.float())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("garbage", [0.0, math.nan, math.inf])
+def test_the_first_real_token_that_is_not_finite_is_named(wrong: float, garbage: float) -> None:
+    """+inf and -inf do not cancel, nor does garbage in the padding hide one."""
+    values = VALUES.masked_fill(~MASK, garbage)
+    values[0, 1] = wrong
+    values[1, 0] = -wrong
+    with pytest.raises(
+        ValueError, match=rf"logprobs must be finite .*; got {wrong} in row 0, slot 1"
+    ):
+        read_tokens("logprobs", values, MASK)
+
+
+def test_the_mask_as_numbers_may_be_given() -> None:
+    for dtype in (torch.float32, torch.float64):
+        result = read_tokens("logprobs", VALUES, MASK, as_numbers(MASK, dtype))
+        assert result.dtype == torch.float32
+        assert torch.equal(result, VALUES * MASK)
