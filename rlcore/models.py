@@ -30,6 +30,7 @@ from rlcore.devices import choose_device, choose_dtype
 from rlcore.objectives.reward_model import last_token_values
 
 PAD, EOS = "<pad>", "<eos>"
+UNKNOWN = "<unk>"  # no token has this name
 HEAD = "score.weight"  # where transformers keeps the head of a class with labels
 
 
@@ -51,18 +52,23 @@ SIZES = {
 }
 
 
-def build_tokenizer(symbols: str) -> Any:
-    """A tokenizer with one token per character of `symbols`, and `<pad>` and `<eos>`.
+def build_tokenizer(symbols: str | tuple[str, ...]) -> Any:
+    """A tokenizer with one token per symbol, and `<pad>` and `<eos>`.
 
+    symbols: a str, whose characters are the symbols; or a tuple of words, and a text is then words
+    with white space between them (one space each after decoding).
     `<pad>` (id 0) and `<eos>` (id 1) differ: where they are one token, a mask made from token ids
     hides the end of the answer too, and the model never learns to stop. Padding is on the left, as
-    sampling needs it. A character outside `symbols` is an error when it is encoded, never a silent
-    `<unk>`.
+    sampling needs it. A character or word outside `symbols` is an error when it is encoded, never a
+    silent `<unk>`.
 
-    Raises ValueError for no symbols or a repeated one.
+    Raises ValueError for no symbols, a repeated one, and a word that is empty or has white space.
     """
-    if not isinstance(symbols, str) or not symbols:
-        raise ValueError(f"symbols: found {symbols!r}; wanted a non-empty string")
+    if not isinstance(symbols, str | tuple) or not symbols:
+        raise ValueError(f"symbols: found {symbols!r}; wanted a non-empty string or tuple of words")
+    for word in () if isinstance(symbols, str) else symbols:
+        if not isinstance(word, str) or word.split() != [word] or word in (PAD, EOS, UNKNOWN):
+            raise ValueError(f"symbols: found {word!r}; wanted words without white space")
     repeated = sorted({s for s in symbols if symbols.count(s) > 1})
     if repeated:
         raise ValueError(f"symbols: {repeated} occur more than once in {symbols!r}")
@@ -70,9 +76,12 @@ def build_tokenizer(symbols: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, *symbols])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    if isinstance(symbols, str):
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        backend.decoder = decoders.Fuse()
+    else:  # without a decoder, tokens are joined by a space
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
@@ -372,7 +381,7 @@ def check_length(model: Any, length: int) -> None:
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, no special tokens added.
 
-    Raises ValueError naming the text and the characters that the tokenizer does not know.
+    Raises ValueError naming the text and the characters or words that the tokenizer does not know.
     """
     if len(texts) == 0:
         return []
@@ -380,9 +389,11 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     except Exception as error:  # the Rust backend raises a bare Exception for an unknown token
         known = set(tokenizer.get_vocab())
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+        kind = "words" if any(len(token) > 1 for token in known - {PAD, EOS}) else "characters"
         for text in texts:
-            if unknown := sorted(set(text) - known):
-                message = f"text: {text!r} has characters without a token: {unknown}"
+            if unknown := sorted({piece for piece, _ in pieces(text)} - known):
+                message = f"text: {text!r} has {kind} without a token: {unknown}"
                 raise ValueError(message) from error
         raise
     return ids

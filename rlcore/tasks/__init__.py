@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from rlcore.tasks.robot import ROBOT
 from rlcore.tasks.sort import SORT, SORT_UNSEEN
-from rlcore.tasks.task import SPLITS, Task, rate
+from rlcore.tasks.task import SPLITS, Task, rate, rate_each
 
 TASKS = {task.name: task for task in (SORT, SORT_UNSEEN, ROBOT)}
 
-__all__ = ["ROBOT", "SORT", "SORT_UNSEEN", "SPLITS", "TASKS", "Task", "get_task", "rate"]
+__all__ = [
+    "ROBOT",
+    "SORT",
+    "SORT_UNSEEN",
+    "SPLITS",
+    "TASKS",
+    "Task",
+    "get_task",
+    "rate",
+    "rate_each",
+]
 
 
 def get_task(name: str) -> Task:

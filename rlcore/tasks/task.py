@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 SPLITS = ("train", "held-out")
@@ -16,11 +17,21 @@ LARGEST_REWARD = 1e100  # beyond it squares, and so standard deviations, overflo
 class Task:
     """A family of problems with a verifier. A problem is its prompt, a string.
 
+    symbols: the characters of prompts and responses, a token each; words, for a task whose tokens
+    are words: its texts are words with a space between them, and symbols is "".
     problem(rng) draws a problem. solution(problem) is a right response.
     demonstration(problem, rng) is what the teacher of SFT writes, right or wrong.
     verify(problem, response) is the reward in [0, 1], or None where it abstains; a response is
     text from outside: it is compared, never evaluated, and a malformed one is worth 0.
     key(problem) decides the split: problems with one key are all in "train" or all in "held-out".
+
+    rewards(problem, response), where a task has several rewards: one for each of reward_names, None
+    where it abstains; verify is then the one that is reported as accuracy.
+    preference_scale, where a task has a true reward for preferences: a rater with this much noise
+    prefers a to b with probability sigmoid((R(a) - R(b)) / preference_scale). R is verify, which
+    may then return any finite number, and less than 0 for a malformed response.
+
+    Raises ValueError where these do not fit together.
     """
 
     name: str
@@ -33,6 +44,30 @@ class Task:
     demonstration: Callable[[str, random.Random], str]
     verify: Callable[[str, str], float | None]
     key: Callable[[str], str]
+    rewards: Callable[[str, str], Mapping[str, float | None]] | None = None
+    reward_names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    preference_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.symbols) == bool(self.words):
+            raise ValueError(
+                f"words: found {self.words!r} beside symbols {self.symbols!r}; wanted either"
+            )
+        names = self.reward_names
+        if (self.rewards is None) != (not names) or len(set(names)) != len(names):
+            raise ValueError(
+                f"reward_names: found {names!r}; wanted the names of what rewards returns, each "
+                "once, and none without rewards"
+            )
+        scale = self.preference_scale
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"preference_scale: found {scale!r}; wanted a finite number above 0")
+
+    @property
+    def vocabulary(self) -> str | tuple[str, ...]:
+        """What `build_tokenizer` takes: the characters, or the words."""
+        return self.words or self.symbols
 
     def split_of(self, problem: str) -> str:
         """ "held-out" for one key in ten, by a checksum, else "train"."""
@@ -73,10 +108,39 @@ def rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
     error says why.
     """
     try:
-        value = task.verify(prompt, response)
-        reward = math.nan if value is None else float(value)
-        if abs(reward) > LARGEST_REWARD:
-            raise ValueError(f"the verifier returned {reward}")
+        return _number(task.verify(prompt, response), "the verifier"), None
     except Exception as error:  # any error of a verifier is the verifier's
         return math.nan, f"{type(error).__name__}: {error}"
-    return reward, None
+
+
+def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...], str | None]:
+    """(rewards, error) of a response, in the order of `task.reward_names`; NaN where missing.
+
+    As `rate`: a function that raises, or does not return exactly the named rewards, leaves all of
+    them missing; a number out of range leaves that one missing. ValueError for a task that has one
+    reward only.
+    """
+    if task.rewards is None:
+        raise ValueError(f"task: {task.name!r} has no several rewards; wanted one with rewards")
+    try:
+        values = dict(task.rewards(prompt, response))
+        if set(values) != set(task.reward_names):
+            raise ValueError(f"rewards returned {sorted(values)}, not {list(task.reward_names)}")
+    except Exception as error:
+        return (math.nan,) * len(task.reward_names), f"{type(error).__name__}: {error}"
+    rewards, first = [], None
+    for name in task.reward_names:
+        try:
+            rewards.append(_number(values[name], name))
+        except Exception as error:
+            rewards.append(math.nan)
+            first = first or f"{type(error).__name__}: {error}"
+    return tuple(rewards), first
+
+
+def _number(value: Any, who: str) -> float:
+    """NaN for None. ValueError for what is beyond `LARGEST_REWARD`."""
+    reward = math.nan if value is None else float(value)
+    if abs(reward) > LARGEST_REWARD:
+        raise ValueError(f"{who} returned {reward}")
+    return reward

@@ -102,7 +102,7 @@ def sft_start(
 ) -> tuple[Any, Any, Task, Run]:
     """Model, tokenizer and task after SFT by the recipe, and the run: where RL starts from."""
     task = get_task(recipe.task)
-    tokenizer = build_tokenizer(task.symbols)
+    tokenizer = build_tokenizer(task.vocabulary)
     model = build_model(
         recipe.size, tokenizer, seed=seed, max_length=recipe.max_length, device=device
     )
