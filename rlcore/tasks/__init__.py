@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from rlcore.tasks.letters import LETTERS
+from rlcore.tasks.reviews import REVIEWS
 from rlcore.tasks.robot import ROBOT
 from rlcore.tasks.sort import SORT, SORT_UNSEEN
+from rlcore.tasks.sort_box import SORT_BOX, SORT_BOX_UNEVEN
+from rlcore.tasks.sort_filler import SORT_FILLER
 from rlcore.tasks.task import SPLITS, Task, rate, rate_each
 
-TASKS = {task.name: task for task in (SORT, SORT_UNSEEN, ROBOT)}
+TASKS = {
+    task.name: task
+    for task in (
+        SORT,
+        SORT_UNSEEN,
+        ROBOT,
+        SORT_BOX,
+        SORT_BOX_UNEVEN,
+        SORT_FILLER,
+        LETTERS,
+        REVIEWS,
+    )
+}
 
 __all__ = [
+    "LETTERS",
+    "REVIEWS",
     "ROBOT",
     "SORT",
+    "SORT_BOX",
+    "SORT_BOX_UNEVEN",
+    "SORT_FILLER",
     "SORT_UNSEEN",
     "SPLITS",
     "TASKS",

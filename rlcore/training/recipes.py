@@ -18,7 +18,11 @@ from rlcore.training.sft import train_sft
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of the whole way from random weights over SFT to a trained policy."""
+    """Settings of the whole way from random weights over SFT to a trained policy.
+
+    pairs and the settings after it are for tasks with a true reward for preferences: how many pairs
+    are drawn from the start, and how a reward model and a policy are trained on them.
+    """
 
     task: str
     size: str = "tiny"
@@ -31,6 +35,12 @@ class Recipe:
     group_size: int = 8
     learning_rate: float = 5e-4
     final_learning_rate: float = 0.1
+    pairs: int = 2000
+    reward_steps: int = 300
+    reward_learning_rate: float = 5e-4
+    preference_steps: int = 150
+    preference_batch_size: int = 64
+    preference_learning_rate: float = 1e-4
 
     def __post_init__(self) -> None:
         check_whole(1, sft_steps=self.sft_steps, sft_batch_size=self.sft_batch_size)
@@ -38,6 +48,13 @@ class Recipe:
         check_whole(2, group_size=self.group_size)
         check_positive(sft_learning_rate=self.sft_learning_rate, learning_rate=self.learning_rate)
         check_final(self.final_learning_rate)
+        check_whole(1, pairs=self.pairs, reward_steps=self.reward_steps)
+        check_whole(1, preference_steps=self.preference_steps)
+        check_whole(1, preference_batch_size=self.preference_batch_size)
+        check_positive(
+            reward_learning_rate=self.reward_learning_rate,
+            preference_learning_rate=self.preference_learning_rate,
+        )
 
     def sft_settings(self) -> dict[str, Any]:
         """The keyword arguments of `train_sft`, seed apart."""
@@ -57,11 +74,32 @@ class Recipe:
             "final_learning_rate": self.final_learning_rate,
         }
 
+    def reward_settings(self) -> dict[str, Any]:
+        """The keyword arguments of `train_reward_model`, seed apart."""
+        return {
+            "steps": self.reward_steps,
+            "batch_size": self.preference_batch_size,
+            "learning_rate": self.reward_learning_rate,
+        }
+
+    def preference_settings(self) -> dict[str, Any]:
+        """The keyword arguments of `train_preference`, seed apart."""
+        return {
+            "steps": self.preference_steps,
+            "batch_size": self.preference_batch_size,
+            "learning_rate": self.preference_learning_rate,
+        }
+
 
 RECIPES = {
     "sort": Recipe("sort"),
     "sort-unseen": Recipe("sort-unseen", steps=60),
     "robot": Recipe("robot", steps=250, learning_rate=1e-3),
+    "sort-box": Recipe("sort-box", steps=80),
+    "sort-box-uneven": Recipe("sort-box-uneven", steps=80),
+    "sort-filler": Recipe("sort-filler", steps=60),
+    "letters": Recipe("letters", steps=40, learning_rate=3e-4),
+    "reviews": Recipe("reviews"),
 }
 
 

@@ -24,13 +24,34 @@ def test_tokenizer_has_one_token_per_symbol_and_two_more() -> None:
     assert tokenizer.padding_side == "left"
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.symbols])
 def test_task_texts_round_trip(name: str) -> None:
     symbols = TASKS[name].symbols + " \n"
     tokenizer = models.build_tokenizer(symbols)
     (ids,) = models.encode(tokenizer, [symbols])
     assert len(ids) == len(symbols)
     assert tokenizer.decode(ids) == symbols
+
+
+@pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.words])
+def test_words_round_trip(name: str, tmp_path: Path) -> None:
+    """One token per word, a space between words, also after saving."""
+    words = TASKS[name].words
+    tokenizer = models.build_tokenizer(words)
+    models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, tmp_path / "m")
+    for one in (tokenizer, models.load(tmp_path / "m", device="cpu")[1]):
+        assert len(one) == len(words) + 2
+        assert models.encode(one, [" ".join(words)]) == [list(range(2, len(words) + 2))]
+        assert one.decode(range(2, len(words) + 2)) == " ".join(words)
+
+
+def test_unknown_words_are_named() -> None:
+    tokenizer = models.build_tokenizer(("the", "plot", "."))
+    assert models.encode(tokenizer, ["the  plot\n."]) == [[2, 3, 4]]
+    with pytest.raises(ValueError, match=r"text: 'the plt .' has words without a token: \['plt'\]"):
+        models.encode(tokenizer, ["the plot .", "the plt ."])
+    with pytest.raises(ValueError, match=r"words without a token: \['<unk>', 'plot\.'\]"):
+        models.encode(tokenizer, ["the plot. <unk>"])
 
 
 def test_unknown_character_is_named() -> None:
@@ -43,7 +64,10 @@ def test_no_texts_are_no_tokens() -> None:
     assert models.encode(models.build_tokenizer(SYMBOLS), []) == []
 
 
-@pytest.mark.parametrize("symbols", ["", "aba", None, ["a"]])
+@pytest.mark.parametrize(
+    "symbols",
+    ["", "aba", None, ["a"], (), ("a", "a"), ("a b",), ("",), ("<eos>",), ("<unk>",), (1,)],
+)
 def test_bad_symbols(symbols: object) -> None:
     with pytest.raises(ValueError, match="symbols: "):
         models.build_tokenizer(symbols)  # type: ignore[arg-type]

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.tasks import TASKS, get_task
+from rlcore.tasks import TASKS, Task, get_task, letters, rate, rate_each, reviews, sort_box
 from rlcore.tasks import robot as robot_board
 from rlcore.tasks import sort as sort_digits
 
 NAMES = list(TASKS)
+CUT = ("sort-filler",)  # some demonstrations are longer than the limit, on purpose
 MALFORMED = ("", " ", "\x00", "0" * 10_000, "__import__('os').abort()", "1/0", "=", "é", "a\n")
+
+
+def tokens(task: Task, text: str) -> list[str]:
+    """The symbols of a text, as the tokenizer sees them."""
+    return text.split(" ") if task.words else list(text)
 
 
 def test_unknown_task_lists_the_names() -> None:
@@ -46,22 +56,33 @@ class TestEveryTask:
         for _ in range(200):
             problem = task.draw(rng)
             solution = task.solution(problem)
-            assert task.verify(problem, solution) == 1.0
-            assert set(problem) | set(solution) <= set(task.symbols)
-            assert len(solution) < task.max_new_tokens  # there is room for the end
-            demonstration = task.demonstration(problem, rng)
-            assert 0 < len(demonstration) < task.max_new_tokens
-            assert set(demonstration) <= set(task.symbols)
+            best = reviews.ASKED * reviews.PRAISED if task.preference_scale else 1.0
+            assert task.verify(problem, solution) == best
+            assert set(tokens(task, problem) + tokens(task, solution)) <= set(task.vocabulary)
+            assert len(tokens(task, solution)) < task.max_new_tokens  # there is room for the end
+            demonstration = tokens(task, task.demonstration(problem, rng))
+            assert len(demonstration) > 0
+            assert name in CUT or len(demonstration) < task.max_new_tokens
+            assert set(demonstration) <= set(task.vocabulary)
 
     @pytest.mark.parametrize("response", MALFORMED)
     def test_malformed_responses_are_worth_nothing(self, name: str, response: str) -> None:
         task = get_task(name)
-        assert task.verify(task.draw(random.Random(0)), response) == 0.0
+        problem = task.draw(random.Random(0))
+        worth = task.verify(problem, response)
+        assert worth == (-1.0 if task.preference_scale else 0.0)
+        if task.rewards is not None:
+            assert set(rate_each(task, problem, response)[0]) == {0.0}
 
     @given(response=st.text(max_size=20))
     def test_any_text_gets_a_reward(self, name: str, response: str) -> None:
         task = get_task(name)
-        assert task.verify(task.draw(random.Random(0)), response) in (0.0, 1.0)
+        problem = task.draw(random.Random(0))
+        reward, error = rate(task, problem, response)
+        assert error is None
+        assert reward < 0 if task.preference_scale else reward in (0.0, 1.0)
+        if task.rewards is not None:
+            assert rate_each(task, problem, response)[1] is None
 
     @pytest.mark.parametrize("problem", ["", "=", "12=", "f:RR=", "f:RRUDLLUX=", "z:RRUDLLUR="])
     def test_malformed_problem_is_an_error(self, name: str, problem: str) -> None:
@@ -83,8 +104,6 @@ class TestEveryTask:
 
 
 def test_a_split_that_is_too_small_says_so() -> None:
-    from dataclasses import replace
-
     # Ten problems in all, so that 50 different ones cannot be found.
     small = replace(get_task("sort"), problem=lambda rng: f"10000{rng.randrange(10)}=")
     with pytest.raises(ValueError, match="n: 50 different problems wanted"):
@@ -92,8 +111,6 @@ def test_a_split_that_is_too_small_says_so() -> None:
 
 
 def test_a_split_that_is_empty_says_so() -> None:
-    from dataclasses import replace
-
     one = replace(get_task("sort"), problem=lambda rng: "100000=")
     empty = {"train": "held-out", "held-out": "train"}[one.split_of("100000=")]
     with pytest.raises(ValueError, match=f"split: 1,000 problems of 'sort' and none of '{empty}'"):
@@ -102,7 +119,28 @@ def test_a_split_that_is_empty_says_so() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_at_all_is_worth_nothing(name: str) -> None:
-    assert get_task(name).verify(get_task(name).prompts("train", 1)[0], None) == 0.0
+    task = get_task(name)
+    problem = task.prompts("train", 1)[0]
+    assert task.verify(problem, None) == (-1.0 if task.preference_scale else 0.0)
+    if task.rewards is not None:
+        assert rate_each(task, problem, None)[0] == (0.0,) * len(task.reward_names)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"words": ("a",)}, "words: found"),
+        ({"symbols": ""}, "words: found"),
+        ({"reward_names": ("a",)}, "reward_names: found"),
+        ({"rewards": lambda p, r: {}}, "reward_names: found"),
+        ({"rewards": lambda p, r: {}, "reward_names": ("a", "a")}, "reward_names: found"),
+        ({"preference_scale": 0.0}, "preference_scale: found 0.0"),
+        ({"preference_scale": float("nan")}, "preference_scale: found nan"),
+    ],
+)
+def test_fields_that_do_not_fit_together(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(get_task("sort"), **change)
 
 
 def kind(problem: str, response: str) -> str:
@@ -186,3 +224,153 @@ def test_robot_demonstrations_answer_at_once_four_times_in_five() -> None:
     share = sum(len(d) == 1 for d in demonstrations) / len(demonstrations)
     assert share == pytest.approx(0.8, abs=0.026)  # four standard errors
     assert {len(d) for d in demonstrations} == {1, 8}
+
+
+def test_several_rewards_by_hand() -> None:
+    """Each asks for one thing only: any of the eight combinations can be earned."""
+    task, problem = get_task("sort-box"), "352041="
+    earned = {
+        "[012345]": (1, 1, 1),
+        "012345": (1, 0, 1),
+        "..012345": (1, 0, 0),
+        ".[012345]": (1, 1, 0),
+        "[543210]": (0, 1, 1),
+        ".[543210]": (0, 1, 0),
+        "543210": (0, 0, 1),
+        "...5": (0, 0, 0),
+        "[01.2345]": (0, 0, 0),  # filler inside the box: another form
+        "[012345": (0, 0, 0),
+        "]012345[": (0, 0, 0),
+        "[[012345]]": (0, 0, 0),
+        "[]": (0, 0, 0),
+        ".": (0, 0, 0),
+    }
+    for response, expected in earned.items():
+        assert rate_each(task, problem, response) == (tuple(map(float, expected)), None), response
+        assert task.verify(problem, response) == expected[0]
+        uneven, _ = rate_each(get_task("sort-box-uneven"), problem, response)
+        assert uneven == pytest.approx([0.1 * expected[0], expected[1], 2.0 * expected[2]])
+
+
+def test_the_demonstrations_of_sort_box_earn_the_stated_shares() -> None:
+    task, rng, n = get_task("sort-box"), random.Random(0), 4000
+    problems = [task.draw(rng) for _ in range(n)]
+    earned = [rate_each(task, p, task.demonstration(p, rng))[0] for p in problems]
+    # A copy of digits that are descending by nature, and the like, add a little to the first.
+    for column, share in enumerate((sort_box.SORTED, sort_box.BOXED, sort_box.SHORT)):
+        found = sum(row[column] for row in earned) / n
+        assert found == pytest.approx(share, abs=4 * (0.25 / n) ** 0.5)
+
+
+def test_one_reward_cannot_be_rated_as_several() -> None:
+    with pytest.raises(ValueError, match="task: 'sort' has no several rewards"):
+        rate_each(get_task("sort"), "352041=", "0")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "found", "said"),
+    [
+        (lambda p, r: {"a": 1, "b": None}, (1.0, None), None),
+        (lambda p, r: {"b": 2, "a": 1}, (1.0, 2.0), None),  # by name, not by place
+        (lambda p, r: {"a": 1}, (None, None), r"ValueError: rewards returned \['a'\]"),
+        (lambda p, r: 1 / 0, (None, None), "ZeroDivisionError"),
+        (lambda p, r: None, (None, None), "TypeError"),
+        (lambda p, r: {"a": 1e200, "b": 3}, (None, 3.0), "ValueError: a returned 1e\\+200"),
+        (lambda p, r: {"a": "x", "b": math.nan}, (None, None), "ValueError: could not convert"),
+    ],
+)
+def test_several_rewards_that_fail_are_missing(rewards, found, said) -> None:
+    task = replace(get_task("sort"), rewards=rewards, reward_names=("a", "b"))
+    values, error = rate_each(task, "352041=", "0")
+    assert [None if math.isnan(value) else value for value in values] == list(found)
+    assert (error is None) == (said is None)
+    if said is not None:
+        assert re.match(said, error)
+
+
+def test_answers_of_sort_filler_are_cut_four_times_in_nine() -> None:
+    task, rng, n = get_task("sort-filler"), random.Random(0), 4000
+    problems = [task.draw(rng) for _ in range(n)]
+    texts = [task.demonstration(p, rng) for p in problems]
+    cut = [len(text) + 1 > task.max_new_tokens for text in texts]
+    assert sum(cut) / n == pytest.approx(4 / 9, abs=4 * (0.25 / n) ** 0.5)
+    right = [task.verify(p, text) for p, text in zip(problems, texts, strict=True)]
+    assert sum(right) / n == pytest.approx(0.3, abs=4 * (0.21 / n) ** 0.5)
+    for p, text in zip(problems, texts, strict=True):  # what the limit leaves of a long one
+        if len(text) > task.max_new_tokens:
+            assert task.verify(p, text[: task.max_new_tokens]) == 0.0
+    assert task.verify("352041=", "...012345") == 1.0
+    assert task.verify("352041=", "012345.") == 0.0
+    assert task.verify("352041=", "0.12345") == 0.0
+
+
+def test_letters_has_seventy_right_answers_to_each_problem() -> None:
+    task = get_task("letters")
+    problem = task.draw(random.Random(0))
+    answers = map("".join, itertools.product(problem[:-1], repeat=4))
+    assert sum(task.verify(problem, answer) for answer in answers) == math.comb(8, 4) == 70
+    absent = next(letter for letter in letters.ALPHABET if letter not in problem)
+    assert task.verify(problem, "".join(sorted(problem[:3] + absent))) == 0.0
+    assert task.verify(problem, task.solution(problem)[:3]) == 0.0
+
+
+def test_the_demonstrations_of_letters_are_right_three_times_in_ten() -> None:
+    task, rng, n = get_task("letters"), random.Random(0), 4000
+    problems = [task.draw(rng) for _ in range(n)]
+    right = [task.verify(p, task.demonstration(p, rng)) for p in problems]
+    assert sum(right) / n == pytest.approx(letters.RIGHT, abs=4 * (0.21 / n) ** 0.5)
+
+
+def test_the_true_reward_of_reviews_by_hand() -> None:
+    verify, problem = get_task("reviews").verify, "plot music humor cast :"
+    worth = {
+        "i loved the plot .": 1.0,
+        "the plot was not bad .": 1.0,
+        "the plot was not good .": -1.0,
+        "the plot was very dull .": -1.0,
+        "i loved the plot . the plot was good .": 0.5,  # the second one only repeats
+        "i loved the pace .": -0.5,  # nobody asked
+        "i loved the plot": -1.0,  # cut
+        "i loved the plot . i loved the": 0.0,
+        "i loved plot .": -1.0,
+        "the plot was very very good .": -1.0,
+        "the plot was not very good .": -1.0,  # not a form of the language
+        "the good was plot .": -1.0,
+        "plot .": -1.0,
+        ".": -1.0,
+        "i loved the plot . the cast was fun . the humor was so great . i liked the music .": 4.0,
+        "i loved the plot . i loved the cast . i loved the humor . i loved the music . "
+        "i loved the pace .": 4 - 0.5 - 0.75,
+        "i loved the <pad> plot .": -1.0,
+        "i loved the plot .\n": 1.0,  # white space is what the tokenizer makes of it
+    }
+    for review, points in worth.items():
+        assert verify(problem, review) == points, review
+
+
+def test_demonstrations_of_reviews_are_in_two_minds() -> None:
+    task, rng, n = get_task("reviews"), random.Random(0), 2000
+    problems = [task.draw(rng) for _ in range(n)]
+    texts = [task.demonstration(p, rng) for p in problems]
+    read = [reviews.read(words) for text in texts for words in reviews.sentences_of(text)]
+    understood = [found for found in read if found is not None]
+    # Of ten sentences one stumbles; a few of those stay in the language by accident.
+    assert 0.90 < len(understood) / len(read) < 0.95
+    praised = sum(praise for _, praise in understood) / len(understood)
+    assert praised == pytest.approx(0.5, abs=4 * (0.25 / len(understood)) ** 0.5)
+    rewards = [task.verify(p, text) for p, text in zip(problems, texts, strict=True)]
+    assert min(rewards) < -3
+    assert max(rewards) > 2
+    assert -1.5 < sum(rewards) / n < -1.1
+
+
+@pytest.mark.parametrize("name", ["reviews", "letters"])
+def test_the_split_does_not_see_the_order_of_the_prompt(name: str) -> None:
+    task, rng = get_task(name), random.Random(0)
+    for _ in range(200):
+        problem = task.draw(rng)
+        ask = " :" if name == "reviews" else "="
+        parts = tokens(task, problem.removesuffix(ask))
+        rng.shuffle(parts)
+        again = (" " if name == "reviews" else "").join(parts) + ask
+        assert task.split_of(again) == "train"
