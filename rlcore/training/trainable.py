@@ -10,7 +10,7 @@ def lacks(algorithm: Algorithm) -> str | None:
     if algorithm.advantage == "gae":
         return "a critic, a value for each token"
     if algorithm.reward == "several":
-        return "several rewards for a response: a task's verifier gives one"
+        return "several rewards for a response: it asks the task's verifier for one"
     if algorithm.reward == "reward_model":
         return "a reward model: it asks the task's verifier"
     return None
