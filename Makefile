@@ -2,7 +2,7 @@
 # Another interpreter: make book PYTHON=python3.12
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python)
 
-.PHONY: help setup book test lab serve check tidy homework grade record clean
+.PHONY: help setup book test lab serve check tidy homework grade record bench clean
 
 help:
 	@$(PYTHON) -m book help
@@ -37,6 +37,9 @@ grade:
 
 record:
 	@$(PYTHON) -m book record
+
+bench:
+	@$(PYTHON) -m book bench
 
 clean:
 	@$(PYTHON) -m book clean

@@ -25,6 +25,7 @@ COMMANDS = {
     "homework": ("book.homework.release", "write the release notebooks into build/homework"),
     "grade": ("book.homework.grade", "grade a folder of submissions: grade FOLDER"),
     "record": ("book.record", "train and record the runs that the chapters plot (hours)"),
+    "bench": ("book.bench", "time and memory of the objectives beside TRL's [--quick]"),
     "clean": ("", "remove what was built, grades excepted; --all: grades and .venv too"),
     "help": ("", "print this list"),
 }

@@ -1,0 +1,32 @@
+"""`python -m book bench`: what the objectives cost, in time and memory, beside TRL's.
+
+The measuring is done by a script of its own, `tests/benchmarks/objective_costs.py`; its results go
+to the screen and to `build/bench/objectives.json`. An interrupt (Ctrl-C) keeps what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from book.bootstrap import ROOT
+
+SCRIPT = ROOT / "tests" / "benchmarks" / "objective_costs.py"
+
+
+def main(arguments: list[str]) -> int:
+    """The script's exit status: 0, 1 if a comparison failed, 2 for bad arguments or no TRL, 130
+    after an interrupt."""
+    # In a session of its own it gets each interrupt once, from here, and has time to save.
+    apart = os.name != "nt"
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *arguments], cwd=ROOT, start_new_session=apart
+    )
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            if apart:
+                process.send_signal(signal.SIGINT)

@@ -1,0 +1,312 @@
+"""`python -m book bench` on tiny sizes: what it writes, says and returns.
+
+No test asks for a speed: that is what the command measures, on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests" / "benchmarks"
+SCRIPT = FOLDER / "objective_costs.py"
+sys.path.insert(0, str(FOLDER))
+
+import objective_cases as cases  # noqa: E402
+import objective_costs as costs  # noqa: E402
+
+TINY = ("--largest", "1", "--seconds", "0.01", "--threads", "1")
+
+
+def bench(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "book", "bench", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "FRTP_NO_VENV": "1"}
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        bench(*arguments), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def smallest(case: cases.Case) -> cases.Size:
+    """Of the kind that a case takes."""
+    size = min(case.sizes, key=cases.Size.elements)
+    if size.tokens == 1:
+        return cases.Size(16)
+    return cases.Size(4, 8, min(size.vocabulary, 11), size.dtype)
+
+
+# ---- what is compared
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_all_sides_compute_the_same(case: cases.Case) -> None:
+    sides = case.make(smallest(case))
+    assert {"ours", "trl"} <= set(sides) == set(case.says)
+    assert cases.differences(sides, case.tolerance) == []
+    assert cases.differences(sides, case.tolerance) == []  # a call leaves nothing behind
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
+def test_a_side_that_computes_something_else_is_found(case: cases.Case) -> None:
+    """Value or gradient, 20 % off in one place."""
+    sides = case.make(smallest(case))
+    wanted = sides["ours"]()
+    for number, values in enumerate(wanted):
+        changed = [value.clone() for value in wanted]
+        place = values.double().abs().argmax()
+        changed[number].view(-1)[place] *= 1.2
+        sides["ours"] = lambda changed=tuple(changed): changed
+        assert [text[:4] for text in cases.differences(sides, case.tolerance)] == ["ours"]
+        changed[number].view(-1)[place] = torch.nan
+        assert cases.differences(sides, case.tolerance)
+
+
+def test_the_cases_reach_from_small_to_large() -> None:
+    assert len({case.name for case in cases.CASES}) == len(cases.CASES)
+    for case in cases.POLICY:
+        assert cases.Size(8, 32) in case.sizes
+        assert cases.Size(512, 2048) in case.sizes
+    vocabularies = {size.vocabulary for case in cases.LOGITS for size in case.sizes}
+    dtypes = {size.dtype for case in cases.LOGITS for size in case.sizes}
+    assert (vocabularies, dtypes) == ({512, 32_000}, {"float32", "bfloat16"})
+
+
+# ---- how it is measured
+
+
+def test_allocated_memory_is_exact() -> None:
+    """The most that is held at one moment: two tables at once, then one, then two small ones."""
+    table = torch.ones(1024, 256)
+
+    def side() -> cases.Values:
+        _ = (table + 1) * 2
+        small = torch.zeros(16)
+        return (small + 1,)
+
+    scalars = 64  # bytes, for the numbers 1 and 2
+    assert 0 <= costs.allocated(side) - 2 * 1024 * 256 * 4 <= scalars
+    assert costs.allocated(lambda: (table.view(-1),)) == 0
+
+
+def test_gradients_count_and_are_not_left_behind() -> None:
+    leaf = torch.ones(1000, requires_grad=True)
+
+    def side() -> cases.Values:
+        return cases.gradient((leaf * 2).sum(), leaf)
+
+    first = costs.allocated(side)
+    assert first >= 4000
+    assert costs.allocated(side) == first
+    assert leaf.grad is None
+
+
+def test_resident_memory_sees_what_a_call_takes() -> None:
+    if costs.resident_now()[0] is None:
+        pytest.skip("this system does not tell")
+    room = 2**26
+
+    def make(size: cases.Size) -> cases.Sides:
+        return cases.Sides(ours=lambda: (torch.ones(size.elements()),))
+
+    case = cases.Case("one table", {"ours": "ones"}, make, ())
+    grown = costs.resident(case, cases.Size(2, room // 8), "ours")
+    assert grown is not None
+    assert 0.9 * room < grown < 2 * room
+
+
+def test_sides_take_turns_as_often_as_each_other() -> None:
+    seen: list[str] = []
+
+    def side(name: str) -> cases.Side:
+        def run() -> cases.Values:
+            seen.append(name)
+            time.sleep(costs.SHORTEST)
+            return ()
+
+        return run
+
+    sides = cases.Sides({name: side(name) for name in ("ours", "trl", "bare")})
+    times = costs.time_sides(sides, seconds=0.0, rounds=(5, 60))
+    assert {len(values) for values in times.values()} == {5}
+    rounds = [tuple(seen[start : start + 3]) for start in range(6, len(seen), 3)]
+    assert len(rounds) == 5
+    assert all(sorted(each) == ["bare", "ours", "trl"] for each in rounds)
+    assert len({each[0] for each in rounds}) > 1  # no side is always the first
+    assert min(min(values) for values in times.values()) >= costs.SHORTEST
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    """The machine slows down tenfold: the ratios do not see it."""
+    times = {"ours": [1.0, 2.0, 30.0], "trl": [2.0, 4.0, 50.0]}
+    assert costs.spread(times, "ours") == {
+        "median": 0.5,
+        "low": 0.5,
+        "high": 0.6,
+        "of_best": 0.5,
+    }
+
+
+def test_sizes_that_do_not_fit_are_left_out() -> None:
+    plan = costs.Plan(threads=1, seconds=0.0, rounds=(5, 5))
+    case = cases.LOGITS[0]
+    assert plan.sizes(case, memory=2**50) == list(case.sizes)
+    needed = cases.needed_bytes(case.sizes[1])
+    assert plan.sizes(case, memory=2 * needed + 2) == [
+        size for size in case.sizes if cases.needed_bytes(size) <= needed
+    ]
+
+
+# ---- the command
+
+
+def test_what_the_command_writes_and_shows(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "costs.json"
+    done = call("--only", "kl, K3", *TINY, "--output", str(path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text("utf-8"))
+    assert found["complete"] is True
+    assert found["failed"] == []
+    assert found["threads"] == 1
+    assert found["versions"]["torch"] == torch.__version__
+    assert set(found["versions"]) == {"python", "torch", "trl", "transformers"}
+    assert found["cpu"]
+    assert found["date"][:2] == "20"
+    (entry,) = found["comparisons"]
+    assert entry["case"] == "KL, k3"
+    assert entry["size"] == {"rows": 8, "tokens": 32, "dtype": "float32"}
+    assert entry["rounds"] >= 5
+    for side in ("ours", "trl"):
+        numbers = entry["sides"][side]
+        assert numbers["computes"]
+        assert numbers["seconds"] > 0
+        assert numbers["peak_bytes"] > 8 * 32 * 4
+        ratio = numbers["time_ratio"]
+        assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert entry["sides"]["trl"]["memory_ratio"] == 1
+    assert "KL, k3\n  8 x 32 " in done.stdout
+    assert str(path) in done.stdout
+    assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--threads", "0"), "--threads: found 0"),
+        (("--only", "nothing such"), "--only: found 'nothing such'; there are: GRPO loss, "),
+        (("--fast",), "unrecognized arguments"),
+    ],
+)
+def test_bad_arguments(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        costs.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_status_of_the_script_is_that_of_the_command() -> None:
+    done = call("--threads", "0")
+    assert done.returncode == 2
+    assert "--threads: found 0" in done.stderr
+
+
+def test_without_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    path = tmp_path / "costs.json"
+    assert costs.main([*TINY, "--output", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert "TRL is not installed" in message
+    assert "pip install" in message
+    assert not path.exists()
+
+
+def test_an_interrupt_keeps_what_is_measured(tmp_path: Path) -> None:
+    """One signal to the command, as a terminal or a scheduler sends it."""
+    path = tmp_path / "costs.json"
+    line = bench("--only", "loss", "--largest", "1", "--seconds", "2", "--threads", "1")
+    process = subprocess.Popen(
+        [*line, "--output", str(path)],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    while not path.exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate()
+    assert process.returncode == 130, shown
+    assert "Traceback" not in shown
+    found = json.loads(path.read_text("utf-8"))
+    assert found["complete"] is False
+    wanted = [case for case in cases.CASES if "loss" in case.name]
+    assert 1 <= len(found["comparisons"]) < len(wanted)
+    assert f"{len(found['comparisons'])} of {len(wanted)} comparisons" in shown
+
+
+def plan() -> costs.Plan:
+    return costs.Plan(threads=1, seconds=0.0, rounds=(5, 5), largest=1, only="loss")
+
+
+def test_a_comparison_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(context: Any, plan: costs.Plan, what: str, name: str, *rest: Any) -> Any:
+        if name == "GRPO loss":
+            raise costs.Failed("the sides disagree")
+        sides = ("ours", "trl")
+        return {"seconds": {s: [1.0] for s in sides}, "peak_bytes": {s: 8 for s in sides}}
+
+    monkeypatch.setattr(costs, "in_a_process", measured)
+    shown: list[str] = []
+    path = tmp_path / "costs.json"
+    assert costs.run(plan(), path, shown.append) == 1
+    found = json.loads(path.read_text("utf-8"))
+    assert [entry["case"] for entry in found["failed"]] == ["GRPO loss"]
+    assert len(found["comparisons"]) == len(plan().comparisons()) - 1
+    assert any("failed: the sides disagree" in text for text in shown)
+
+
+def test_a_process_that_dies_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the system takes its memory away."""
+
+    class Process:
+        exitcode = -9
+
+        def __init__(self, args: tuple[Any, ...], **_: Any) -> None:
+            self.sender = args[0]
+
+        def start(self) -> None:
+            pass
+
+        def join(self) -> None:
+            pass
+
+    class Context:
+        def __init__(self) -> None:
+            import multiprocessing
+
+            self.Pipe, self.Process = multiprocessing.Pipe, Process
+
+    with pytest.raises(costs.Failed, match="status -9"):
+        costs.in_a_process(Context(), plan(), "measure")
