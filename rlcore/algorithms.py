@@ -1,7 +1,7 @@
 """An algorithm is one row of answers to the five questions of the book.
 
 The rows below differ in nothing but their choices; the arithmetic is in ``rlcore.objectives``, the
-fields are explained in ``Algorithm``.  A new row needs no new code:
+fields are explained in ``Algorithm``.  A new row needs no new code::
 
     MY_GRPO = dataclasses.replace(GRPO, name="my-grpo", beta=0.0, kl="none", epsilon_high=0.28)
 

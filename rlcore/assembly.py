@@ -226,10 +226,11 @@ def step_totals(
 ) -> dict[str, Any]:
     """What the terms of the loss divide by, counted over a whole step, for its parts to share.
 
-    response_mask (B, T) of the whole step; known (B,) bool: rows with a reward (None: all);
-    correct, truncated (B,) bool, as in compute_loss.  Returns total (responses, or tokens where the
-    row's aggregation is "token_mean"), token_total and correct_total (tokens), each at least 1, to
-    be passed to compute_loss: then the losses and gradients of the parts add up to the step's.
+    ``response_mask`` (B, T) of the whole step; ``known`` (B,) bool: rows with a reward (None: all);
+    ``correct``, ``truncated`` (B,) bool, as in ``compute_loss``.  Returns ``total`` (responses, or
+    tokens where the row's aggregation is ``"token_mean"``), ``token_total`` and ``correct_total``
+    (tokens), each at least 1, to be passed to ``compute_loss``: then the losses and gradients of
+    the parts add up to the step's.
     """
     mask = read_mask(response_mask, allow_empty=True)
     if known is not None:

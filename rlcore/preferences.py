@@ -1,7 +1,7 @@
 """A method that learns from preferences is one row of answers to the book's three questions.
 
 DPO, IPO, SimPO and ORPO below differ in nothing but their rows; the arithmetic is in
-``rlcore.objectives.preference``.  A new row needs no new code:
+``rlcore.objectives.preference``.  A new row needs no new code::
 
     MY_DPO = dataclasses.replace(DPO, name="my-dpo", beta=0.5, link="hinge")
 

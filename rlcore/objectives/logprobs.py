@@ -20,16 +20,21 @@ CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs not
 
 
 def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """log pi_theta(y_t | x, y_<t) of every token that has something before it.
+    r"""$\log\pi_\theta(y_t \mid x, y_{<t})$ of every token that has something before it.
 
-    logits (B, T, V): the model's output for input_ids (B, T).  The logits at position t predict the
-    token at t + 1, so the result is (B, T-1): entry [:, t] scores input_ids[:, t+1]; the logits of
-    the last position are not used and the first token gets no value.
-    temperature: that of the sampling; logits are divided by it, so that the log-probs are those of
-    the distribution that was sampled from.  Policy, old and reference log-probs share it.
-    Equal to log_softmax(logits[:, :-1] / temperature) at the chosen tokens, in float32 (float64 for
-    float64 logits).  A row whose incoming gradient is 0 gets gradient 0, whatever its logits hold.
-    ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, temperature < 1e-30.
+    ``logits`` (B, T, V): the model's output for ``input_ids`` (B, T).  The logits at position $t$
+    predict the token at $t + 1$, so the result is (B, T-1): entry ``[:, t]`` scores
+    ``input_ids[:, t+1]``; the logits of the last position are not used and the first token gets no
+    value.
+
+    ``temperature``: that of the sampling; logits are divided by it, so that the log-probs are those
+    of the distribution that was sampled from.  Policy, old and reference log-probs share it.
+
+    Equal to ``log_softmax(logits[:, :-1] / temperature)`` at the chosen tokens, in float32 (float64
+    for float64 logits).  A row whose incoming gradient is 0 gets gradient 0, whatever its logits
+    hold.
+
+    ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, ``temperature`` < 1e-30.
     """
     temperature = check_temperature(temperature)
     if not is_dense(logits) or logits.dim() != 3 or not logits.is_floating_point():
@@ -56,11 +61,12 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
 
 
 def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """H = -sum_v pi(v) log pi(v) in nats, of the distribution at every position.
+    r"""$H = -\sum_v \pi(v) \log\pi(v)$ in nats, of the distribution at every position.
 
-    logits (..., V) -> (...), in float32 (float64 for float64 logits).  A logit of -inf (a token
+    ``logits`` (..., V) -> (...), in float32 (float64 for float64 logits).  A logit of -inf (a token
     that sampling excludes) counts as probability 0 and adds nothing.
-    ValueError: no vocabulary axis, temperature < 1e-30.
+
+    ValueError: no vocabulary axis, ``temperature`` < 1e-30.
     """
     temperature = check_temperature(temperature)
     if not is_dense(logits) or logits.dim() < 1 or not logits.is_floating_point():
