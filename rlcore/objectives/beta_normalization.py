@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import MAX_WEIGHT, Rewards, check_number
-from rlcore.objectives.advantages import _by_prompt, _centre
+from rlcore.objectives.advantages import _by_prompt, _centre, _lift
 
 SAME_RATE = 2.0**-40  # success rates that differ by less are equal: a mean of rewards is rounded
 
@@ -53,11 +53,12 @@ def beta_normalized_advantages(
         raise ValueError(
             f"rewards must be in [0, 1], mean rewards being success rates; got {found:g}"
         )
-    centred = _centre(table)
-    rate = table[:, 0] - centred[:, 0]  # p; NaN for a prompt without any reward
+    lift = _lift(table)
+    centred = _centre(table * lift)
+    rate = table[:, 0] - (centred / lift)[:, 0]  # p; NaN for a prompt without any reward
     weight = (-_log_density(rate)).exp().clamp(max=limit)
     advantages = torch.where(centred == 0, 0.0, centred * weight[:, None])
-    return advantages[cell].to(dtype)
+    return (advantages / lift)[cell].to(dtype)
 
 
 def _log_density(rate: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ def _log_density(rate: Tensor) -> Tensor:
     away = size * (rate - mean)
     peak = _stirling_error(size) - _stirling_error(a) - _stirling_error(b)
     peak = peak + (size + 1).log() + (size / (2 * math.pi * a * b)).log() / 2
-    return peak + a * _log1p_minus(away / a) + b * _log1p_minus(-away / b)
+    return peak + a * (away / a).log1p() + b * (-away / b).log1p()  # -inf at p = 0 and p = 1
 
 
 def _stirling_error(n: Tensor) -> Tensor:
@@ -83,8 +84,3 @@ def _stirling_error(n: Tensor) -> Tensor:
     if n < 16:
         return torch.lgamma(n + 1) - (n + 0.5) * n.log() + n - math.log(2 * math.pi) / 2
     return (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680) / n**2) / n**2) / n**2) / n
-
-
-def _log1p_minus(x: Tensor) -> Tensor:
-    """log(1 + x) - x; -inf at x = -1."""
-    return torch.log1p(x.clamp(min=-1)) - x

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import Rewards, check_count, describe, is_dense, read_mask
-from rlcore.objectives.advantages import _by_prompt, _centre, _lift
+from rlcore.objectives.advantages import _by_prompt, _centre
 
 
 def informative_rows(
@@ -34,7 +34,7 @@ def informative_rows(
     """
     limit = None if wanted is None else check_count("wanted", wanted, at_least=0)
     table, (line, _), _ = _by_prompt(rewards, group_ids)
-    rows = (_centre(table * _lift(table)) != 0).any(dim=1)[line]
+    rows = (_centre(table) != 0).any(dim=1)[line]
     if limit is None:
         return rows
     place = torch.arange(len(line), device=line.device)

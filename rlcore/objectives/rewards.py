@@ -95,7 +95,7 @@ def kl_shaped_rewards(
     slots = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, slots, -1).amax(dim=1, keepdim=True)
     shaped = (slots == last) * values[:, None] - penalty
-    return torch.where(mask & ~values.isnan()[:, None], shaped, 0.0)
+    return torch.where(values.isnan()[:, None], 0.0, shaped)
 
 
 def overlong_penalty(
@@ -131,7 +131,7 @@ def overlong_penalty(
         )
     counts = _read_lengths(lengths).double()
     rising = (limit - cache - counts) / max(cache, 1)
-    return torch.where(counts > limit, -1.0, rising.clamp(max=0) if cache else counts * 0)
+    return torch.where(counts > limit, -1.0, rising.clamp(max=0))
 
 
 def conditioned_rewards(rewards: Rewards, condition: Rewards, *, threshold: float) -> Tensor:

@@ -125,8 +125,8 @@ def regularized_value(
     _same_support(absent, absent | reference.isinf(), "logprobs", "ref_logprobs")
     worth = _read_outcomes(rewards, policy)
     inside = policy.masked_fill(absent, 0.0)
-    gain = worth - beta * (inside - reference.masked_fill(absent, 0.0))
-    return (inside.exp() * gain.masked_fill(absent, 0.0)).sum(dim=-1)
+    gain = worth - beta * (inside - reference.masked_fill(absent, 0.0))  # 0 where absent
+    return (inside.exp() * gain).sum(dim=-1)
 
 
 def _read_logprobs(name: str, values: Tensor, like: Tensor | None = None) -> Tensor:

@@ -379,6 +379,26 @@ def test_bnpo_without_a_law_only_subtracts_the_mean(batch: list) -> None:
     close(bnpo(batch, 4), group_advantages(batch, ids, scale="none"))
 
 
+def test_bnpo_with_success_rates_further_apart_than_a_beta_law_allows() -> None:
+    """c < 0 then: both parameters are kept at 1, a uniform density."""
+    rewards = torch.tensor([0.0, 0.0, 1.0, 0.9], dtype=torch.float64)
+    rates = rewards.view(2, 2).mean(1)
+    assert rates.mean() * (1 - rates.mean()) < rates.var()
+    close(bnpo(rewards, 2), [0, 0, 0.05, -0.05])
+
+
+@pytest.mark.parametrize("least", [5e-324, 1e-300, 1e-151, 1e-30, 1e-17])
+def test_bnpo_of_a_success_rate_next_to_nothing(least: float) -> None:
+    """Its density is 0, its weight the limit, whatever the other rates are."""
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        others = 0.3 + 0.4 * torch.rand(8, generator=generator, dtype=torch.float64)
+        rewards = torch.cat([torch.tensor([0.0, least], dtype=torch.float64), others])
+        ours = bnpo(rewards, 2)
+        assert ours.isfinite().all()
+        assert ours[1] == -ours[0] == 1e6 * least / 2
+
+
 def test_bnpo_and_success_rates_that_only_rounding_tells_apart() -> None:
     """The mean of each of these groups is 0.2; in float64 three different numbers come out."""
     rewards = torch.tensor([0.0, 0.1, 0.5, 0.0, 0.2, 0.4, 0.1, 0.2, 0.3], dtype=torch.float64)

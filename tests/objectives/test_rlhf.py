@@ -198,6 +198,9 @@ def test_an_outcome_that_cannot_happen_counts_nothing(garbage: float) -> None:
     close(wide.logprobs[:3], narrow.logprobs)
     close(wide.log_partition, narrow.log_partition)
     assert wide.logprobs[3] == -math.inf
+    # nor is it the best outcome, from which the others are measured
+    least = optimal_policy(wide_reference, wide_rewards * 0 - 1.0, beta=1e-20)
+    close(least.logprobs[:3], reference)
     back = implied_rewards(
         wide.logprobs, wide_reference, beta=0.3, log_partition=wide.log_partition
     )
@@ -234,11 +237,14 @@ def test_the_gradient_flows_through_the_policy_only() -> None:
     regularized_value(policy, reference, rewards, beta=0.5).backward()
     assert policy.grad is not None
     assert reference.grad is rewards.grad is None
+    chance = policy.detach().exp()  # each log-prob on its own, as the docstring says
+    worth = rewards.detach() - 0.5 * (policy - reference).detach()
+    close(policy.grad, chance * worth - 0.5 * chance)
     assert not any(part.requires_grad for part in optimal_policy(reference, rewards, beta=0.5))
     log_partition = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
-    implied = implied_rewards(policy, reference, beta=0.5, log_partition=log_partition)
-    (gradient,) = torch.autograd.grad(implied.sum(), policy)
-    close(gradient, torch.full((4,), 0.5))
+    policy.grad = None
+    implied_rewards(policy, reference, beta=0.5, log_partition=log_partition).sum().backward()
+    close(policy.grad, torch.full((4,), 0.5))
     assert reference.grad is log_partition.grad is None
 
 
@@ -256,6 +262,12 @@ def test_the_dtype_of_distributions(dtype: torch.dtype) -> None:
     close(best.logprobs.double(), exact.logprobs, 1e-5)
     assert regularized_value(reference, reference, rewards, beta=0.1).dtype == wide
     assert implied_rewards(reference, reference, beta=0.1).dtype == wide
+    uniform = torch.full((1000,), 1e-3, dtype=torch.float64).log().to(dtype)  # rounded all one way
+    close(
+        optimal_policy(uniform, 0 * uniform, beta=0.1).logprobs.double(),
+        [-math.log(1000)] * 1000,
+        1e-6,
+    )
 
 
 def test_log_z_may_come_once_per_prompt_or_once_per_outcome() -> None:
