@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlcore.tasks.letters import LETTERS
+from rlcore.tasks.preferences import PreferencePairs, load_pairs, sample_pairs
 from rlcore.tasks.reviews import REVIEWS
 from rlcore.tasks.robot import ROBOT
 from rlcore.tasks.sort import SORT, SORT_UNSEEN
@@ -35,10 +36,13 @@ __all__ = [
     "SORT_UNSEEN",
     "SPLITS",
     "TASKS",
+    "PreferencePairs",
     "Task",
     "get_task",
+    "load_pairs",
     "rate",
     "rate_each",
+    "sample_pairs",
 ]
 
 

@@ -1,0 +1,162 @@
+"""What the loops over preference pairs share: rows of tokens, their order, one update in parts."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.models import encode, evaluating
+from rlcore.objectives.logprobs import token_logprobs
+from rlcore.tasks import PreferencePairs
+from rlcore.training.loop import NonFiniteError, apply_gradient
+
+Objective = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N prompts with a response each, padded on the right, so that no attention mask is needed."""
+
+    ids: Tensor  # (N, L)
+    lengths: Tensor  # (N,), prompt, response and terminal token
+    mask: Tensor  # (N, L-1), True where ids[:, t+1] is a token of the response or its end
+
+    def width(self, rows: Tensor) -> int:
+        """The longest of some rows."""
+        return int(self.lengths[rows].max())
+
+    def real(self, rows: Tensor, width: int) -> Tensor:
+        """(n, width), True at every token of some rows, of the prompt too."""
+        return torch.arange(width, device=self.ids.device) < self.lengths[rows, None]
+
+
+def encode_rows(
+    tokenizer: Any,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    cut: Sequence[bool],
+    device: torch.device,
+) -> Rows:
+    """The rows; a response that was cut has no terminal token."""
+    cut = cut or [False] * len(prompts)
+    sequences, starts = [], []
+    encoded = zip(encode(tokenizer, prompts), encode(tokenizer, responses), cut, strict=True)
+    for prompt, response, is_cut in encoded:
+        sequences.append([*prompt, *response, *([] if is_cut else [tokenizer.eos_token_id])])
+        starts.append(len(prompt) - 1)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    width = int(lengths.max())
+    ids = torch.full((len(sequences), width), tokenizer.pad_token_id)
+    for i, sequence in enumerate(sequences):
+        ids[i, : len(sequence)] = torch.tensor(sequence)
+    places = torch.arange(width - 1)
+    mask = (places >= torch.tensor(starts)[:, None]) & (places < lengths[:, None] - 1)
+    return Rows(ids.to(device), lengths.to(device), mask.to(device))
+
+
+def encode_pairs(tokenizer: Any, pairs: PreferencePairs, device: torch.device) -> Rows:
+    """The 2N rows of the pairs: row i is a chosen response, row N+i the rejected one."""
+    none = (False,) * len(pairs)
+    return encode_rows(
+        tokenizer,
+        pairs.prompts * 2,
+        pairs.chosen + pairs.rejected,
+        (pairs.chosen_cut or none) + (pairs.rejected_cut or none),
+        device,
+    )
+
+
+def row_logprobs(model: Any, data: Rows, rows: Tensor, width: int) -> Tensor:
+    """Log-probs (n, width-1) of some rows' tokens, each beside its place in `data.mask`.
+
+    One forward pass, gradients on, dropout off. Raises NonFiniteError for a response whose
+    log-probs are not finite.
+    """
+    ids, mask = data.ids[rows, :width], data.mask[rows, : width - 1]
+    with evaluating(model):
+        logits = model(input_ids=ids, use_cache=False).logits
+    logprobs = token_logprobs(logits, ids)
+    if not bool(logprobs.detach()[mask].isfinite().all()):
+        batch = {"input_ids": ids, "mask": mask}
+        raise NonFiniteError("the model's log-probs are not finite", batch)
+    return logprobs
+
+
+@torch.no_grad()
+def all_logprobs(model: Any, data: Rows, at_once: int) -> Tensor:
+    """Log-probs (N, L-1) of every row, `at_once` at a time; 0 outside the responses."""
+    width = data.ids.shape[1]
+    result = torch.zeros(data.mask.shape, device=data.ids.device)
+    # Rows of like length together: little padding is computed.
+    for rows in data.lengths.sort().indices.split(at_once):
+        longest = data.width(rows)
+        result[rows, : longest - 1] = row_logprobs(model, data, rows, longest)
+    assert result.shape[1] == width - 1
+    return result.masked_fill(~data.mask, 0.0)
+
+
+class Kept(torch.nn.Module):
+    """Tensors that are computed once and kept in a run's checkpoints."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+
+def batch_order(n: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """The rows of a step's batch: every epoch goes through all n in an order of its own.
+
+    A function of its arguments: a resumed run needs no position. A batch may end one epoch and
+    begin the next.
+    """
+    first = step * batch_size
+    return [_epoch(n, place // n, seed)[place % n] for place in range(first, first + batch_size)]
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch(n: int, epoch: int, seed: int) -> list[int]:
+    order = list(range(n))
+    random.Random(f"pairs/{seed}/{epoch}").shuffle(order)
+    return order
+
+
+def update(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    rows: Tensor,
+    forward: Callable[[Tensor], Sequence[Tensor]],
+    objective: Objective,
+    *,
+    micro_batch_size: int | None,
+    max_grad_norm: float,
+    batch: dict[str, Any],
+) -> dict[str, float]:
+    """One optimizer step on `rows`, in parts of `micro_batch_size`: the gradient is that of all.
+
+    forward(part) gives tensors with gradient, first dimension the part's rows; objective(rows,
+    tensors) the loss, divided as the whole step says, and its statistics. Returns the loss, the
+    statistics and grad_norm: those of the whole step, from the parts' tensors put together.
+    Raises NonFiniteError before the weights move.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    seen = []
+    for part in rows.split(micro_batch_size or len(rows)):
+        tensors = forward(part)
+        objective(part, tensors)[0].backward()
+        seen.append([tensor.detach() for tensor in tensors])
+    whole = [torch.cat(column) for column in zip(*seen, strict=True)]
+    loss, stats = objective(rows, whole)
+    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, batch)
+    return {"loss": loss.item(), "grad_norm": norm, **numbers(stats)}
+
+
+def numbers(stats: dict[str, Tensor], prefix: str = "") -> dict[str, float]:
+    """Statistics as plain numbers."""
+    return {prefix + name: float(value) for name, value in stats.items()}
