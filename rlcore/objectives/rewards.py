@@ -182,7 +182,7 @@ def _read_lengths(lengths: Tensor | Sequence[int]) -> Tensor:
     if not is_dense(counts) or counts.dim() != 1 or len(counts) == 0:
         raise ValueError(f"lengths must be of shape (B,), B >= 1; got {describe(counts)}")
     if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
-        raise ValueError(f"lengths must hold integers, counts of tokens; got {describe(counts)}")
+        raise ValueError(f"lengths must hold integers (counts of tokens); got {describe(counts)}")
     if (counts < 0).any():
         row = int((counts < 0).nonzero()[0])
         raise ValueError(f"lengths must be >= 0; got {counts[row].item()} in row {row}")

@@ -129,8 +129,8 @@ TABLE = table(
         (lambda: conditioned_rewards(R, R, threshold="1"), "threshold must be a finite number .*; got '1'"),
     ],
     overlong_penalty=[
-        (lambda: overlong_penalty(R, max_length=100, cache_length=20), "lengths must hold integers, counts of tokens; got .* torch.float32"),
-        (lambda: overlong_penalty(R.bool(), max_length=100, cache_length=20), "lengths must hold integers, counts of tokens; got .* torch.bool"),
+        (lambda: overlong_penalty(R, max_length=100, cache_length=20), r"lengths must hold integers \(counts of tokens\); got .* torch.float32"),
+        (lambda: overlong_penalty(R.bool(), max_length=100, cache_length=20), r"lengths must hold integers \(counts of tokens\); got .* torch.bool"),
         (lambda: overlong_penalty(["a text"], max_length=100, cache_length=20), "lengths must be a tensor or a list of integers; got .'a text'"),
         (lambda: overlong_penalty(5, max_length=100, cache_length=20), r"lengths must be of shape \(B,\), B >= 1; got a tensor of shape \(\)"),
         (lambda: overlong_penalty([], max_length=100, cache_length=20), r"lengths must be of shape \(B,\), B >= 1; got a tensor of shape \(0,\)"),
