@@ -451,6 +451,19 @@ def test_gradients_by_finite_differences(score: str, link: str) -> None:
         assert torch.autograd.gradcheck(loss, (chosen.requires_grad_(), rejected.requires_grad_()))
 
 
+@every_score
+def test_before_the_first_step_no_pair_is_won(score: str) -> None:
+    """The policy is the reference, or both answers are as likely: a tie, and no success."""
+    same, one = torch.full((3, 2), -0.7), torch.ones(3, 2)
+    given_ = {"ref_chosen_logprobs": same, "ref_rejected_logprobs": same}
+    loss, stats = preference_loss(
+        same, same, one, one, score=score, **(given_ if score in RATIO_SCORES else {})
+    )
+    assert stats["rewards/accuracies"] == 0
+    assert stats["rewards/margins"] == 0
+    close(loss, math.log(2), atol=1e-7)
+
+
 def test_the_gradient_flows_through_the_policy_only() -> None:
     leaves = [torch.full((1, 2), -value, requires_grad=True) for value in (1.0, 1.5, 0.9, 1.2)]
     one = torch.ones(1, 2)
