@@ -94,7 +94,7 @@ TABLE = table(
     length_adaptive_lam=[
         (lambda: length_adaptive_lam([40, -2]), "lengths must be >= 0; got -2 in row 1"),
         (lambda: length_adaptive_lam(torch.tensor([-1, 3])), "lengths must be >= 0; got -1 in row 0"),
-        (lambda: length_adaptive_lam(R), "lengths must hold integers, counts of tokens; got .* dtype torch.float32"),
+        (lambda: length_adaptive_lam(R), r"lengths must hold integers \(counts of tokens\); got .* dtype torch.float32"),
         (lambda: length_adaptive_lam(MASK), r"lengths must be of shape \(B,\), B >= 1; got a tensor of shape \(2, 3\)"),
         (lambda: length_adaptive_lam(IDS.bool()), "lengths must hold integers .* dtype torch.bool"),
         (lambda: length_adaptive_lam(IDS.to_sparse()), r"lengths must be of shape .* layout torch.sparse_coo"),
