@@ -26,7 +26,14 @@ LITERAL_OR_MATH = re.compile(r"(``.+?``)|\$(?=[^\s$])((?:[^$\\]|\\.)*?(?<!\s))\$
 OPENING = "'\"([{<-/:\n\t \u2014\u2013"  # what reStructuredText allows before a role
 CLOSING = "'\")]}>-/:.,;!?\n\t \u2014\u2013"  # and after it
 ENTRY = re.compile(r"(\w+(?:, \w+)*(?: and \w+)?)(?: (\([^:>]*?\)))?(: | -> )")
-HEADS = ("Raises ", "Returns ", "Source: ", "ValueError: ", "ValueError ", "Metrics per step: ")
+HEADS = (
+    "Raises ",
+    "Returns ",
+    "Source: ",
+    "Sources: ",
+    "ValueError",
+    "Metrics per step: ",
+)
 
 
 class UnevenMath(ValueError):
@@ -146,6 +153,21 @@ def process_docstring(
         logger.warning(f"docstring of {name}: {error}")
 
 
+def process_signature(
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str, str | None] | None:
+    """A default that a factory makes is written `<factory>`, which is no Python: show `...`."""
+    if signature is None or "<factory>" not in signature:
+        return None
+    return signature.replace("<factory>", "..."), returns
+
+
 def skip_member(
     app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any
 ) -> bool | None:
@@ -174,6 +196,11 @@ class ConstantDocumenter(DataDocumenter):
     @classmethod
     def can_document_member(cls, member: Any, membername: str, isattr: bool, parent: Any) -> bool:
         return isinstance(parent, ModuleDocumenter) and membername.isupper()
+
+    def get_doc(self) -> list[list[str]] | None:
+        """Its own comment, if any; what Python says of its type is no description of it."""
+        comment = self.get_module_comment(self.objpath[-1])
+        return [comment] if comment else []
 
 
 def exported(module: Any, app: Sphinx | None = None) -> set[str]:
@@ -244,5 +271,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_autodocumenter(ConstantDocumenter)
     app.connect("config-inited", offer_sources)
     app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-signature", process_signature)
     app.connect("autodoc-skip-member", skip_member)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

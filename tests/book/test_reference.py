@@ -65,12 +65,13 @@ def test_paragraphs(text, prepared):
 
 
 PACKAGE = {
-    "__init__.py": """from toyref.part import CHOICES, Pair, twice
+    "__init__.py": """from toyref.part import CHOICES, Pair, Rows, twice
 
-__all__ = ["CHOICES", "twice"]
+__all__ = ["CHOICES", "Rows", "twice"]
 """,
     "part.py": '''"""Question 1: how much is $x$?"""
 
+from dataclasses import dataclass, field
 from math import pi
 from typing import NamedTuple
 
@@ -82,6 +83,22 @@ class Pair(NamedTuple):
     """Two numbers."""
 
     left: float
+
+
+@dataclass
+class Rows:
+    """Some rows."""
+
+    rows: list[float] = field(default_factory=list)
+    names: dict[str, float] = field(default_factory=dict)
+
+    def count(self) -> int:
+        """How many."""
+        return len(self.rows)
+
+    def _inner(self) -> int:
+        """Not for others."""
+        return 0
 
 
 def helper(x: float) -> float:
@@ -135,8 +152,12 @@ def change(path: Path, old: str, new: str) -> None:
 
 def test_a_page_follows_its_docstrings(toy):
     first = page(toy)
-    assert [tag.text for tag in first.select(".sig-name")] == ["CHOICES", "twice"]
+    names = [tag.text for tag in first.select(".sig-name")]
+    assert names == ["CHOICES", "Rows", "count", "twice"]
     assert "('once', 'twice')" in first.article.text
+    assert "immutable" not in first.article.text  # what Python says of every tuple
+    fields = [tag.text for tag in first.select("em.sig-param")]
+    assert fields[:2] == ["rows: list[float] = ...", "names: dict[str, float] = ..."]
     assert [tag.text.strip() for tag in first.select(".math")] == [
         "\\(x\\)",
         "\\(x\\)",
@@ -147,7 +168,11 @@ def test_a_page_follows_its_docstrings(toy):
     change(toy / "toyref" / "part.py", "Twice $x$", "Double $x$")
     assert "Double" in page(toy).article.text
     change(toy / "toyref" / "__init__.py", '["CHOICES", ', '["Pair", "CHOICES", ')
-    assert {tag.text for tag in page(toy).select(".sig-name")} == {"CHOICES", "Pair", "twice"}
+    again = page(toy)
+    assert {tag.text for tag in again.select(".sig-name")} == {*names, "Pair"}
+    assert "Alias for field" not in again.article.text
+    change(toy / "toyref" / "part.py", "CHOICES =", '__all__ = ["helper"]\n\nCHOICES =')
+    assert [tag.text for tag in page(toy).select(".sig-name")] == ["helper"]
 
 
 @pytest.mark.parametrize(
