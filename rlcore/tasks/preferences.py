@@ -189,7 +189,7 @@ def sample_pairs(
     rows: list[dict[str, Any]] = []
     tried = 0
     while len(rows) < n and tried < DRAWS_PER_PAIR * n:
-        prompts = [task.draw(rng, split) for _ in range(min(prompts_per_batch, n))]
+        prompts = [task.draw(rng, split) for _ in range(min(prompts_per_batch, max(n, 32)))]
         tried += len(prompts)
         samples = sample(
             model,
