@@ -451,6 +451,15 @@ def test_the_entropy_is_a_mean_over_tokens_whatever_the_aggregation(how: str, ba
     close(loss, plain - 0.25 * mean)
     close(stats["entropy"], mean)
     close(loss_and_gradient(loss, entropies)[1], -0.25 * mask.double() / mask.sum())
+    half, stats = policy_loss(
+        *given_,
+        entropies=entropies,
+        entropy_coef=0.25,
+        token_total=2 * mask.sum(),
+        **arguments(how),
+    )
+    close(half, plain - 0.125 * mean)  # of a step of twice as many tokens
+    close(stats["entropy"], mean)  # of the part that is here
 
 
 # --- the clip -------------------------------------------------------------------------------------
@@ -654,6 +663,30 @@ def test_the_dynamic_range_limits_the_change_of_the_probability(
         assert moved(high) == pytest.approx(epsilon_high, abs=1e-12)
     else:
         assert moved(ratio_max) <= epsilon_high + 1e-9
+
+
+@pytest.mark.parametrize(("given", "cap"), [(None, 10.0), (5.0, 5.0), (20.0, 20.0)])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_cap_of_the_dynamic_range_holds_for_both_signs(
+    given: float | None, cap: float, sign: float
+) -> None:
+    """A token of probability 1e-4, whose range without a cap would end at 45."""
+    old = torch.tensor([[math.log(1e-4)]], dtype=torch.float64)
+    for ratio, wanted in ((4.0, 4.0), (21.0, cap)):
+        new = (old + math.log(ratio)).requires_grad_()
+        loss, stats = policy_loss(
+            new,
+            old,
+            torch.tensor([sign]),
+            torch.ones(1, 1),
+            clip_range="dynamic",
+            epsilon_low=0.16,
+            ratio_max=given,
+        )
+        assert loss.item() == pytest.approx(-sign * wanted, abs=1e-9)
+        assert bool(torch.autograd.grad(loss, new)[0] != 0) == (ratio < cap)
+        assert stats["clip_ratio/high_mean"] == (sign > 0 and ratio > cap)
+        assert stats["clip_ratio/max_mean"] == (sign < 0 and ratio > cap)
 
 
 def test_where_the_dynamic_range_meets_the_fixed_one() -> None:
