@@ -89,18 +89,18 @@ def decoupled_advantages(
 def _scale(total: Tensor, known: Tensor, count: Tensor | None, ddof: int, eps: float) -> Tensor:
     """A_sum over its std in the batch.  Terms are added in ascending order, so that shuffling the
     rows changes no bit; they are divided by the largest before they are squared."""
+    weighed = count is not None
     if count is None:
         count, centred = known, total  # the mean is 0
-        add_eps = torch.add
     else:
         count = count * known
         mean = (count * total).sort().values.sum() / count.sum().clamp(min=1)
         centred = torch.where(known, total - mean, 0.0)
-        add_eps = torch.hypot
     largest = centred.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
     squares = (count * (centred / largest).square()).sort().values.sum()
     std = largest * (squares / (count.sum() - ddof).clamp(min=1)).sqrt()
-    return torch.where(centred == 0, 0.0, centred / add_eps(std, std.new_tensor(eps)))
+    divisor = torch.hypot(std, std.new_tensor(eps)) if weighed else std + eps
+    return torch.where(centred == 0, 0.0, centred / divisor)
 
 
 def _read_batch_ddof(batch_ddof: int) -> int:

@@ -123,9 +123,9 @@ def _variance(table: Tensor, ddof: int) -> Tensor:
     return _std(table, ddof).squeeze(dim=1).square()
 
 
-def _look_up(past: RewardHistory, prompts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Visits, mean and variance of each of these prompts, (P,); 0 for one never visited."""
-    found = tuple(prompts.new_zeros(len(prompts), dtype=torch.float64) for _ in past[1:])
+def _look_up(past: RewardHistory, prompts: Tensor) -> Tensor:
+    """Visits, mean and variance of each of these prompts, (3, P); 0 for one never visited."""
+    found = prompts.new_zeros(3, len(prompts), dtype=torch.float64)
     known = torch.isin(prompts, past.group_ids)
     place = torch.searchsorted(past.group_ids, prompts[known])
     for mine, theirs in zip(found, past[1:], strict=True):
@@ -176,8 +176,8 @@ def _read_history(history: RewardHistory | None, device: torch.device) -> Reward
         f"variance must be in [0, {MAX_REWARD**2:g}]": (variance >= 0)
         & (variance <= MAX_REWARD**2),
     }
-    for values, (wanted, holds) in zip(history, right.items(), strict=True):
+    for values, (rule, holds) in zip(history, right.items(), strict=True):
         if not holds.all():
             prompt = int((~holds).nonzero()[0])
-            raise ValueError(f"history.{wanted}; got {values[prompt].item():g} at index {prompt}")
+            raise ValueError(f"history.{rule}; got {values[prompt].item():g} at index {prompt}")
     return RewardHistory(*(values.detach().to(device) for values in history))

@@ -270,7 +270,7 @@ def test_a_reward_that_counts_only_with_another() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64])
 def test_an_all_equal_group_gets_exactly_zero(dtype: torch.dtype) -> None:
     """Beside groups that learn, whose advantages need not add up to 0 in the last bit."""
-    rewards = torch.full((11, 2), 0.1).to(dtype)
+    rewards = torch.full((11, 2), 0.1, dtype=torch.float64).to(dtype)
     rewards[7:, 0] = torch.tensor([1, 0, 0, 3]).to(dtype)
     rewards[7:, 1] = torch.tensor([2, 2, 0, 0]).to(dtype)
     ids = torch.tensor([5] * 7 + [2] * 4)
@@ -294,13 +294,16 @@ def test_rewards_that_cancel_leave_exactly_nothing(batch: Batch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
 def test_the_dtype_of_rewards(dtype: torch.dtype) -> None:
-    rewards, ids = torch.tensor([[3, 1], [1, 1], [2, 5], [0, 7]], dtype=dtype), [0, 0, 1, 1]
-    ours = decoupled_advantages(rewards, ids, weights=[1, 0.5])
-    wanted = decoupled_advantages(rewards.double(), ids, weights=torch.tensor([1, 0.5]))
+    """float64 inside: the result is rounded once, at the end."""
+    numbers = torch.randint(0, 9, (12, 3), generator=torch.Generator().manual_seed(0))
+    rewards, ids, weights = numbers.to(dtype), [0] * 5 + [1] * 7, [1, 0.3, -0.7]
+    ours = decoupled_advantages(rewards, ids, weights=weights)
+    wide = torch.tensor(weights, dtype=torch.float64)
+    wanted = decoupled_advantages(rewards.double(), ids, weights=wide)
     assert ours.dtype == torch.float32
     assert wanted.dtype == torch.float64
     assert torch.equal(ours, wanted.float())
-    assert torch.equal(decoupled_advantages(rewards.tolist(), ids, weights=(1, 0.5)), wanted)
+    assert torch.equal(decoupled_advantages(rewards.tolist(), ids, weights=weights), wanted)
     assert not decoupled_advantages(wanted[:, None].requires_grad_(), ids).requires_grad
 
 
