@@ -111,22 +111,15 @@ def preference_loss(
     smooth = smoothing_function(smoothing, label_smoothing)
     weight = check_number("weight", weight, at_least=0, at_most=MAX_FACTOR)
     nll_coef = check_number("nll_coef", nll_coef, at_least=0, at_most=MAX_FACTOR)
-    check_choice("score", score, SCORES)
     masks = _read_masks(chosen_mask, rejected_mask, allow_empty)
-    chosen, chosen_logps = _score(
-        score, "chosen_logprobs", chosen_logprobs, ref_chosen_logprobs, masks[0]
-    )
-    rejected, rejected_logps = _score(
-        score, "rejected_logprobs", rejected_logprobs, ref_rejected_logprobs, masks[1]
-    )
+    policy = {"chosen_logprobs": chosen_logprobs, "rejected_logprobs": rejected_logprobs}
+    reference = (ref_chosen_logprobs, ref_rejected_logprobs)
+    (chosen, rejected), logps = _scores(score, policy, reference, masks)
 
     kept, difference = masks[0].any(dim=1), chosen - rejected
     price = torch.where(kept, smooth(loss_of(difference), loss_of(-difference)), 0.0)
     loss = weight * price.sum() / read_divisor(total, int(kept.sum()), "pairs")
-    stats = _statistics(beta * chosen, beta * rejected, chosen_logps, rejected_logps, kept)
-    if score == "log_odds":
-        stats["log_odds_chosen"] = mean_of(difference, kept)
-        stats["log_odds_ratio"] = mean_of(-log_sigmoid_loss(difference), kept)
+    stats = _statistics(score, beta, (chosen, rejected), logps, kept)
     if nll_coef > 0:
         nll, stats["nll_loss"] = _likelihood(chosen_logprobs, masks[0], token_total)
         loss = loss + nll_coef * nll
@@ -178,6 +171,23 @@ def _read_masks(chosen_mask: Tensor, rejected_mask: Tensor, allow_empty: bool) -
     return [chosen & kept, rejected & kept]
 
 
+def _scores(
+    score: str,
+    policy: dict[str, Tensor],
+    reference: tuple[Tensor | None, Tensor | None],
+    masks: list[Tensor],
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """What the chosen and the rejected responses score, and the log-probs to report for them."""
+    check_choice("score", score, SCORES)
+    chosen, rejected = (
+        _score(score, name, logprobs, ref_logprobs, mask)
+        for (name, logprobs), ref_logprobs, mask in zip(
+            policy.items(), reference, masks, strict=True
+        )
+    )
+    return (chosen[0], rejected[0]), (chosen[1], rejected[1])
+
+
 def _score(
     score: str, name: str, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -224,15 +234,25 @@ def _likelihood(logprobs: Tensor, mask: Tensor, token_total: Any) -> tuple[Tenso
 
 
 def _statistics(
-    chosen: Tensor, rejected: Tensor, chosen_logps: Tensor, rejected_logps: Tensor, kept: Tensor
+    score: str,
+    beta: float,
+    scores: tuple[Tensor, Tensor],
+    logps: tuple[Tensor, Tensor],
+    kept: Tensor,
 ) -> dict[str, Tensor]:
-    """Under TRL's names, from the implicit rewards and the log-probs of both sides, (B,) each."""
-    return {
+    """Under TRL's names; scores and log-probs of both sides, (B,) each."""
+    chosen, rejected = (beta * side for side in scores)
+    stats = {
         "rewards/chosen": mean_of(chosen, kept),
         "rewards/rejected": mean_of(rejected, kept),
         "rewards/accuracies": mean_of((chosen > rejected).to(chosen.dtype), kept),
         "rewards/margins": mean_of(chosen - rejected, kept),
-        "logps/chosen": mean_of(chosen_logps, kept),
-        "logps/rejected": mean_of(rejected_logps, kept),
+        "logps/chosen": mean_of(logps[0], kept),
+        "logps/rejected": mean_of(logps[1], kept),
         "pairs_skipped": (~kept).sum(),
     }
+    if score == "log_odds":
+        ratio = scores[0] - scores[1]
+        stats["log_odds_chosen"] = mean_of(ratio, kept)
+        stats["log_odds_ratio"] = mean_of(-log_sigmoid_loss(ratio), kept)
+    return stats
