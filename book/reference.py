@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,8 @@ def skip_member(
     """
     if what == "module":
         module = importlib.import_module(app.env.temp_data["autodoc:module"])
-        return None if name in exported(module, app) else True
+        app.env.note_dependency(str(_package(module).__file__))  # its __all__
+        return None if name in exported(module) else True
     text = str(getattr(obj, "__doc__", None) or "")
     routine = inspect.isroutine(obj) or isinstance(obj, property)
     if not routine or not text or text.startswith("Alias for field number"):
@@ -203,17 +205,14 @@ class ConstantDocumenter(DataDocumenter):
         return [comment] if comment else []
 
 
-def exported(module: Any, app: Sphinx | None = None) -> set[str]:
+@cache
+def exported(module: Any) -> set[str]:
     """The names that a module offers: those of its `__all__`; else those that it defines itself
     and that its package exports; else, if there are none, all that it defines and documents.
     """
     if hasattr(module, "__all__"):
         return set(module.__all__)
-    defined = {name for name in vars(module) if name in _assigned(module)}
-    package = importlib.import_module(module.__name__.rpartition(".")[0] or module.__name__)
-    if app is not None:
-        app.env.note_dependency(str(package.__file__))
-    chosen = defined & set(getattr(package, "__all__", ()))
+    defined = _assigned(module) & vars(module).keys()
     documented = {
         name
         for name in defined
@@ -221,7 +220,11 @@ def exported(module: Any, app: Sphinx | None = None) -> set[str]:
         and (inspect.isroutine(vars(module)[name]) or inspect.isclass(vars(module)[name]))
         and vars(module)[name].__doc__
     }
-    return chosen or documented
+    return defined & set(getattr(_package(module), "__all__", ())) or documented
+
+
+def _package(module: Any) -> Any:
+    return importlib.import_module(module.__name__.rpartition(".")[0] or module.__name__)
 
 
 def _assigned(module: Any) -> set[str]:
