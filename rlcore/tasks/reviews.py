@@ -23,17 +23,17 @@ DISLIKED = ("hated", "disliked")
 DEGREES = ("very", "really", "so", "quite")
 WORDS = (*NOUNS, *PRAISE, *BLAME, *LIKED, *DISLIKED, *DEGREES, "the", "was", "not", "i", ".", ":")
 ASKED = 4  # parts that a prompt asks for, and sentences that are enough
-LONGEST = 6  # sentences of a demonstration
+LONGEST = 5  # sentences of a demonstration
 
 # The true reward, in points. Tests and the book read them here.
 PRAISED = 1.0  # a part that was asked for, the first time it is praised; blamed: the same, below 0
 REPEATED = -0.5  # a sentence on a part that had one already
-OFF_TOPIC = -0.5  # a sentence on a part that was not asked for
+OFF_TOPIC = 0.0  # a sentence on a part that was not asked for, praise or blame
 UNGRAMMATICAL = -1.0  # a sentence of another form, one that was cut, and no sentence at all
 TOO_MANY = -0.75  # each sentence beyond the fourth
 
 # What the demonstrations are like: the writer is in two minds, wanders off and stumbles.
-POSITIVE, WANDERS, STUMBLES = 0.5, 0.2, 0.1
+POSITIVE, WANDERS, STUMBLES = 0.6, 0.2, 0.05
 
 
 def parts_of(problem: str) -> list[str]:
@@ -114,13 +114,15 @@ def solution(problem: str) -> str:
 
 
 def demonstration(problem: str, rng: random.Random) -> str:
-    """One to six sentences: half of them blame, one in five is off the topic, one in ten stumbles.
+    """One to five sentences: two in five blame, one in five wanders off, one in twenty stumbles.
 
     A sentence that stumbles has a word too many, or lacks one.
     """
-    parts, sentences = parts_of(problem), []
+    parts, written, sentences = parts_of(problem), [], []
     for _ in range(rng.randint(1, LONGEST)):
-        noun = rng.choice(NOUNS if rng.random() < WANDERS else parts)
+        left = [part for part in parts if part not in written] or parts
+        noun = rng.choice(NOUNS if rng.random() < WANDERS else left)
+        written.append(noun)
         words = sentence(noun, rng.random() < POSITIVE, rng).split()
         if rng.random() < STUMBLES:
             place = rng.randrange(len(words) - 1)
@@ -132,12 +134,12 @@ def demonstration(problem: str, rng: random.Random) -> str:
 REVIEWS = Task(
     name="reviews",
     description="Review four parts of a film, in sentences of a small language; the demonstrations "
-    "praise and blame alike, wander off and stumble.",
+    "praise and blame, wander off and stumble.",
     note="Good for: preferences with a known truth. A reward model can be compared with the reward "
     "it stands for, and a policy that is pushed too far has a rising proxy and a falling truth.",
     symbols="",
     words=WORDS,
-    max_new_tokens=48,  # six sentences of seven words and the end, and a few to spare
+    max_new_tokens=40,  # five sentences of seven words and the end, and a few to spare
     problem=problem,
     solution=solution,
     demonstration=demonstration,

@@ -329,7 +329,8 @@ def test_the_true_reward_of_reviews_by_hand() -> None:
         "the plot was not good .": -1.0,
         "the plot was very dull .": -1.0,
         "i loved the plot . the plot was good .": 0.5,  # the second one only repeats
-        "i loved the pace .": -0.5,  # nobody asked
+        "i loved the pace .": 0.0,  # nobody asked
+        "the pace was dull . the pace was dull .": -0.5,
         "i loved the plot": -1.0,  # cut
         "i loved the plot . i loved the": 0.0,
         "i loved plot .": -1.0,
@@ -340,7 +341,7 @@ def test_the_true_reward_of_reviews_by_hand() -> None:
         ".": -1.0,
         "i loved the plot . the cast was fun . the humor was so great . i liked the music .": 4.0,
         "i loved the plot . i loved the cast . i loved the humor . i loved the music . "
-        "i loved the pace .": 4 - 0.5 - 0.75,
+        "i loved the pace .": 4 - 0.75,
         "i loved the <pad> plot .": -1.0,
         "i loved the plot .\n": 1.0,  # white space is what the tokenizer makes of it
     }
@@ -354,14 +355,14 @@ def test_demonstrations_of_reviews_are_in_two_minds() -> None:
     texts = [task.demonstration(p, rng) for p in problems]
     read = [reviews.read(words) for text in texts for words in reviews.sentences_of(text)]
     understood = [found for found in read if found is not None]
-    # Of ten sentences one stumbles; a few of those stay in the language by accident.
-    assert 0.90 < len(understood) / len(read) < 0.95
+    # Of twenty sentences one stumbles; a few of those stay in the language by accident.
+    assert 0.95 < len(understood) / len(read) < 0.97
     praised = sum(praise for _, praise in understood) / len(understood)
-    assert praised == pytest.approx(0.5, abs=4 * (0.25 / len(understood)) ** 0.5)
+    assert praised == pytest.approx(0.6, abs=4 * (0.25 / len(understood)) ** 0.5)
     rewards = [task.verify(p, text) for p, text in zip(problems, texts, strict=True)]
-    assert min(rewards) < -3
+    assert min(rewards) < -2
     assert max(rewards) > 2
-    assert -1.5 < sum(rewards) / n < -1.1
+    assert abs(sum(rewards) / n) < 0.3  # long reviews are worth no less than short ones
 
 
 @pytest.mark.parametrize("name", ["reviews", "letters"])
