@@ -10,6 +10,7 @@ import argparse
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -46,6 +47,8 @@ def train(options: argparse.Namespace) -> int:
     from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
     from rlcore.devices import choose_device
     from rlcore.tasks import get_task
+    from rlcore.training.critic import critic_settings
+    from rlcore.training.judge import reward_settings
 
     policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
     sft_names = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
@@ -63,6 +66,11 @@ def train(options: argparse.Namespace) -> int:
             "temperature",
             "measure_kl",
             "n",
+            "reward_model",
+            "score_normalization",
+            "critic_learning_rate",
+            "bootstrap_truncated",
+            "value_pretraining_steps",
         )
     if options.start is not None:
         _refuse(options, "--start", *sft_names)
@@ -89,13 +97,24 @@ def train(options: argparse.Namespace) -> int:
     if options.algorithm == "sft":
         return _report(training.sft_start(recipe, seed=options.seed, out=options.out, **shared)[3])
 
-    beta = {None: 0.0, "paper": None}.get(options.beta, options.beta)
-    row = training.row(options.algorithm, beta=beta)
-    training.check_trainable(row)
+    task = get_task(options.task)
     function = _function(options.advantages)
+    reward_model = None
+    if options.reward_model is not None:
+        reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
+    row = _row(options, judged=reward_model is not None)
+    training.check_trainable(row, task, reward_model=reward_model, advantage_function=function)
+    loop = {
+        "score_normalization": options.score_normalization or "none",
+        "critic_learning_rate": options.critic_learning_rate,
+        "bootstrap_truncated": bool(options.bootstrap_truncated),
+        "value_pretraining_steps": options.value_pretraining_steps,
+    }
+    of_critic = {name: value for name, value in loop.items() if name != "score_normalization"}
+    critic_settings(row, recipe.steps, recipe.learning_rate, **of_critic)
+    reward_settings(row, reward_model, None, loop["score_normalization"])
     if options.start is not None:
         model, tokenizer = models.load(options.start, device=options.device)
-        task = get_task(options.task)
     else:
         start = Path(options.out) / "start"
         model, tokenizer, task, run = training.sft_start(
@@ -115,6 +134,8 @@ def train(options: argparse.Namespace) -> int:
         temperature=temperature,
         measure_kl=bool(options.measure_kl),
         advantage_function=function,
+        reward_model=reward_model,
+        **loop,
         evaluate_every=every,
         evaluate_n=n,
         out=options.out,
@@ -150,19 +171,35 @@ def tasks(options: argparse.Namespace) -> int:
 
 
 def algorithms(options: argparse.Namespace) -> int:
-    """The rows of five answers, and whether `train` can train them."""
+    """The rows of five answers, and what `train` needs for them."""
     from rlcore.algorithms import GRPO_MEAN_ONLY, ROWS
-    from rlcore.training import lacks
 
     for row in (*ROWS, GRPO_MEAN_ONLY):
         print(f"{row.name}: {row.title}. {row.source}")
         for question, answer in row.five_answers().items():
             print(f"    {question} {answer}")
-        missing = lacks(row)
-        print(
-            f"    Can `train` train it? {'yes' if missing is None else f'no, it lacks {missing}'}"
-        )
+        needs = {
+            "verifier": "any task",
+            "reward_model": "any task; --reward-model, or the reward is the task's verifier",
+            "several": "a task with several rewards, such as sort-box",
+        }[row.reward]
+        critic = "; a critic, made from the start" if row.advantage == "gae" else ""
+        print(f"    What does `train` need? {needs}{critic}")
     return 0
+
+
+def _row(options: argparse.Namespace, judged: bool) -> Any:
+    """The row to train: with a reward model where one is given, else with the task's verifier."""
+    from rlcore import training
+
+    beta = {None: 0.0, "paper": None}.get(options.beta, options.beta)
+    row = training.row(options.algorithm, beta=beta)
+    if judged and row.reward == "verifier":
+        return replace(row, reward="reward_model")
+    if row.reward == "reward_model" and not judged:
+        print(f"{row.name}: no --reward-model is given; the reward is the task's verifier")
+        return replace(row, reward="verifier")
+    return row
 
 
 def _report(run: Any) -> int:
@@ -217,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--n", type=int, help="held-out problems to evaluate on (default: 512)")
 
     run = commands.add_parser("train", parents=[common], help="SFT, then RL")
-    run.add_argument("algorithm", help="sft, or a row that `rlcore algorithms` says can be trained")
+    run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`")
     run.add_argument("--out", required=True, help="the run folder to write")
     run.add_argument("--start", help="model folder to start RL from (default: SFT first)")
     run.add_argument("--resume", action="store_true", help="go on where --out stopped")
@@ -236,6 +273,20 @@ def _parser() -> argparse.ArgumentParser:
         "--advantages",
         metavar="FILE:FUNCTION",
         help="experiment: advantages from this Python function of (rewards, group_ids)",
+    )
+    run.add_argument(
+        "--reward-model", metavar="FOLDER", help="its score is the reward, not the verifier's"
+    )
+    run.add_argument("--score-normalization", help="of the reward model: none or start")
+    run.add_argument("--critic-learning-rate", type=float, help="(default: the policy's)")
+    run.add_argument(
+        "--bootstrap-truncated", action="store_true", default=None,
+        help="a response that was cut goes on with the critic's value",
+    )  # fmt: skip
+    run.add_argument(
+        "--value-pretraining-steps",
+        type=int,
+        help="of the steps, those that train the critic alone",
     )
     run.add_argument("--beta", type=_beta, help="KL weight, or 'paper' (default: 0)")
     recipe = run.add_argument_group("instead of the recipe's")

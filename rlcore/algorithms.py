@@ -234,6 +234,7 @@ VAPO = Algorithm(
     advantage="gae",
     lam_critic=1.0,
     length_alpha=0.05,
+    value_pretraining=True,
     epsilon_low=0.2,
     epsilon_high=0.28,
     aggregation="token_mean",
@@ -242,7 +243,7 @@ VAPO = Algorithm(
     notes=(
         "1 - 1/(0.05 |y|) is negative below 20 tokens, where the paper is silent: clamped to 0.",
         "The critic has an optimizer and a learning rate of its own, so the weight of its loss is "
-        "1 here; it is first fitted to Monte-Carlo returns of a fixed policy.",
+        "1 here.",
         "No code was released; verl's GAE with the same lambda gives the same numbers.",
     ),
 )

@@ -31,7 +31,8 @@ def _worth(row: "Algorithm") -> str:
     answer = {
         "verifier": "verifier",
         "reward_model": "reward model",
-        "several": "several rewards, kept apart",
+        "several": "several rewards, "
+        + ("kept apart" if row.advantage == "decoupled" else "added up"),
     }[row.reward]
     if row.overlong == "penalty":
         answer += (
@@ -79,6 +80,8 @@ def _critic(row: "Algorithm") -> str:
         answer += f" (λ = {row.lam_critic:g} for the critic's targets)"
     if row.whiten:
         answer += ", whitened over the batch"
+    if row.value_pretraining:
+        answer += "; first fitted to Monte-Carlo returns of the start"
     if row.value_coef > 0:
         clip = "" if row.epsilon_value is None else f", clipped to ±{row.epsilon_value:g}"
         answer += f"; {row.value_coef:g} × value loss{clip}"

@@ -79,8 +79,8 @@ def compute_advantages(
     values: Tensor | None = None,
     bootstrap_values: Tensor | None = None,
 ) -> Estimates:
-    r"""Questions 1 and 2: ``rewards`` (B,), or (B, n) where they are several, and ``group_ids``
-    (B,), the prompts' ids -> Estimates.
+    r"""Questions 1 and 2: ``rewards`` (B,), of several their sum, or (B, n) where they are compared
+    apart (``"decoupled"``), and ``group_ids`` (B,), the prompts' ids -> Estimates.
 
     What a row needs besides, and other rows do not look at:
 

@@ -43,7 +43,8 @@ class Algorithm:
 
     Question 1, what was the response worth?
 
-    - ``reward``: ``"verifier"`` or ``"reward_model"``, one number; ``"several"``, a column each.
+    - ``reward``: ``"verifier"`` or ``"reward_model"``, one number; ``"several"``, a column each,
+      which ``"decoupled"`` compares apart; any other advantage is made of their sum.
     - ``overlong``: ``"keep"``; ``"filter"``, a truncated response is left out of the loss;
       ``"penalty"``, DAPO's soft punishment is added to the reward, over the last
       ``overlong_cache`` (a share) of the longest length.
@@ -56,7 +57,8 @@ class Algorithm:
       the std of the batch in ``"decoupled"``.
     - ``gamma``, ``lam``: of GAE, in $[0, 1]$; ``length_alpha``: $\lambda$ follows the length and
       ``lam`` is not looked at; ``lam_critic``: another $\lambda$ for the critic's targets;
-      ``whiten``: advantages of mean 0 and std 1 over the tokens of the batch.
+      ``whiten``: advantages of mean 0 and std 1 over the tokens of the batch;
+      ``value_pretraining``: the critic is first fitted to Monte-Carlo returns of the start policy.
 
     Question 3, how far may one token move?
 
@@ -79,7 +81,7 @@ class Algorithm:
     ``source``: paper and equations.  ``notes``: what released code, TRL and verl do differently.
 
     ValueError: a value that no objective knows, and choices that do not fit together (a KL term
-    without weight or a weight without KL term, several rewards without ``"decoupled"``, ...).
+    without weight or a weight without KL term, ``"decoupled"`` without several rewards, ...).
     """
 
     name: str
@@ -98,6 +100,7 @@ class Algorithm:
     lam_critic: float | None = None
     length_alpha: float | None = None
     whiten: bool = False
+    value_pretraining: bool = False
     surrogate: str = "clip"
     ratio_level: str = "token"
     clip_range: str = "fixed"
@@ -144,7 +147,7 @@ def _check_values(row: Algorithm) -> None:
     }
     for field, allowed in choices.items():
         check_choice(field, getattr(row, field), allowed)
-    for field in ("dynamic_sampling", "whiten", "kl_importance_weighted"):
+    for field in ("dynamic_sampling", "whiten", "value_pretraining", "kl_importance_weighted"):
         if not isinstance(getattr(row, field), bool):
             raise ValueError(f"{field} must be True or False; got {getattr(row, field)!r}")
     check_ddof(row.ddof)
@@ -182,15 +185,17 @@ def _misfits_of_estimates(row: Algorithm) -> Iterator[tuple[bool, str]]:
         f"they are; got {row.kl!r}",
     )
     yield (
-        (row.reward == "several") != (row.advantage == "decoupled"),
-        f'advantage must be decoupled when reward="several", and only then; got {row.advantage!r} '
-        f"with reward={row.reward!r}",
+        row.advantage == "decoupled" and row.reward != "several",
+        f'reward must be several when advantage="decoupled"; got {row.reward!r}',
     )
     yield (
-        row.reward == "several" and (row.overlong == "penalty" or row.dynamic_sampling),
-        'overlong="penalty" and dynamic_sampling need one reward; got reward="several"',
+        row.advantage == "decoupled" and (row.overlong == "penalty" or row.dynamic_sampling),
+        'overlong="penalty" and dynamic_sampling need one reward; got advantage="decoupled"',
     )
-    for field in ("whiten", "value_coef", "epsilon_value", "length_alpha", "lam_critic"):
+    for field in (
+        *("whiten", "value_pretraining", "value_coef"),
+        *("epsilon_value", "length_alpha", "lam_critic"),
+    ):
         value = getattr(row, field) if field != "value_coef" else row.value_coef or None
         yield (
             value is not None and value is not False and row.advantage != "gae",

@@ -12,7 +12,7 @@ from rlcore.training.recipes import RECIPES, Recipe, recipe, row, sft_start
 from rlcore.training.record import Run, read_records, read_run
 from rlcore.training.reward import train_reward_model
 from rlcore.training.sft import train_sft
-from rlcore.training.trainable import check_trainable, lacks
+from rlcore.training.trainable import check_trainable
 
 __all__ = [
     "RECIPES",
@@ -20,7 +20,6 @@ __all__ = [
     "Recipe",
     "Run",
     "check_trainable",
-    "lacks",
     "read_records",
     "read_run",
     "recipe",

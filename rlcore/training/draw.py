@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,8 +14,8 @@ from rlcore.algorithms import Algorithm
 from rlcore.objectives import informative_rows, refill
 from rlcore.sampling import Samples, sample
 from rlcore.tasks import Task
+from rlcore.training.judge import Judge, Judged, join, mean
 from rlcore.training.loop import NonFiniteError, Place
-from rlcore.training.rollout import verify
 
 
 @dataclass
@@ -25,9 +23,8 @@ class Draw:
     """All that was sampled in a step, and which rows the update may use."""
 
     samples: Samples
-    reward: Tensor  # (B,), NaN where missing
+    judged: Judged  # what they earned, and what was raised
     kept: Tensor  # (B,) bool: False for rows that dynamic sampling drops
-    errors: list[dict[str, Any]]  # what the verifier raised
     metrics: dict[str, Any]  # those that only some rows have, see `train_policy`
     greedy: Tensor | None = None  # (B,), what the greedy answer to the row's prompt earned
 
@@ -37,6 +34,7 @@ def draw(
     tokenizer: Any,
     task: Task,
     algorithm: Algorithm,
+    judge: Judge,
     place: Place,
     *,
     prompts_per_step: int,
@@ -44,14 +42,14 @@ def draw(
     temperature: float,
     max_rounds: int,
 ) -> Draw:
-    """Draw prompts, sample a group for each, ask the verifier.
+    """Draw prompts, sample a group for each, ask what each response earned.
 
     With dynamic sampling, again and again until `prompts_per_step` prompts have rewards that are
     not all equal, or `max_rounds` are done; surplus and all-equal groups are not kept.
-    Where the baseline is the greedy answer, it is sampled and verified too.
+    Where the baseline is the greedy answer, it is sampled and judged too.
     Raises NonFiniteError where the policy's log-probs are not finite.
     """
-    parts, rewards, errors = [], [], []
+    parts, judgements = [], []
     while True:
         samples = sample(
             model,
@@ -64,35 +62,31 @@ def draw(
         )
         if not bool(samples.logprobs.isfinite().all()):
             raise NonFiniteError("the policy's log-probs are not finite", vars(samples))
-        reward, found = verify(task, samples, place.step + 1)
         parts.append(samples)
-        rewards.append(reward)
-        errors += found
+        judgements.append(judge(samples, place.step + 1))
         if not algorithm.dynamic_sampling:
-            drawn = Draw(samples, reward, torch.ones_like(reward, dtype=torch.bool), errors, {})
+            kept = torch.ones_like(samples.truncated)
+            drawn = Draw(samples, judgements[0], kept, {})
             break
-        together, reward = merge(parts, tokenizer.pad_token_id), torch.cat(rewards)
-        kept = informative_rows(reward, together.group_ids, wanted=prompts_per_step)
+        together, judged = merge(parts, tokenizer.pad_token_id), join(judgements)
+        kept = informative_rows(judged.reward, together.group_ids, wanted=prompts_per_step)
         count = int(kept.sum()) // group_size
         if refill(count, prompts_per_step, len(parts), max_rounds=max_rounds).stop:
             metrics = {"sampling_rounds": len(parts), "prompts_kept": count}
-            drawn = Draw(together, reward, kept, errors, metrics)
+            drawn = Draw(together, judged, kept, metrics)
             break
     if algorithm.advantage == "greedy":
-        drawn.greedy, found = greedy_rewards(model, tokenizer, task, drawn.samples, place.step + 1)
-        known = [r for r in drawn.greedy.tolist() if not math.isnan(r)]
-        drawn.metrics["greedy_reward"] = fmean(known) if known else None
-        drawn.errors += found
+        answers = greedy_judged(model, tokenizer, task, judge, drawn.samples, place.step + 1)
+        drawn.greedy = answers.reward
+        drawn.metrics["greedy_reward"] = mean(answers.reward)
+        drawn.judged.errors += answers.errors
     return drawn
 
 
-def greedy_rewards(
-    model: Any, tokenizer: Any, task: Task, samples: Samples, step: int
-) -> tuple[Tensor, list[dict[str, Any]]]:
-    """(B,): what the most likely answer to each row's prompt earns, NaN where missing; and errors.
-
-    The prompt is answered once for its whole group.
-    """
+def greedy_judged(
+    model: Any, tokenizer: Any, task: Task, judge: Judge, samples: Samples, step: int
+) -> Judged:
+    """What the most likely answer to each row's prompt earns; it is sampled once for its group."""
     numbers = samples.group_ids.tolist()
     prompts = dict(zip(numbers, samples.prompts, strict=True))
     answers = sample(
@@ -102,9 +96,11 @@ def greedy_rewards(
         max_new_tokens=task.max_new_tokens,
         greedy=True,
     )
-    reward, errors = verify(task, answers, step)
+    judged = judge(answers, step)
     place = {number: i for i, number in enumerate(prompts)}
-    return reward[[place[number] for number in numbers]], errors
+    rows = judged[[place[number] for number in numbers]]
+    rows.errors = judged.errors
+    return rows
 
 
 def merge(parts: Sequence[Samples], pad_token_id: int) -> Samples:

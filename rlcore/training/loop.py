@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,26 +83,26 @@ def run_loop(
     checkpoint_every: int,
     resume: bool,
     progress: bool,
-    extra: dict[str, torch.nn.Module] | None = None,
+    extra: Mapping[str, torch.nn.Module | torch.optim.Optimizer] | None = None,
 ) -> Run:
     """Call `one_step` until `steps` are done; it returns a row of metrics, and what to show.
 
     An interrupt (Ctrl-C, a kernel's stop button) lets the step under way finish; a second one does
     not. Either way what was done is kept: the run is returned with `interrupted`, the model is as
     trained so far, and the folder, if there is one, has a checkpoint to resume from.
-    extra: models that belong to the run besides the policy, kept in its checkpoints.
+    extra: models and optimizers that belong to the run besides the policy's, kept in its
+    checkpoints.
     """
     run, path = recorder.run, recorder.checkpoint
     place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
-    modules = {"model": model, **(extra or {})}
+    kept = {"model": model, "optimizer": optimizer, **(extra or {})}
     with seeded(seed), deferred_interrupt() as stop:
         seconds = 0.0
         saved = read_checkpoint(path, run.settings) if resume and path is not None else None
         if saved is not None:
             try:
-                for name, module in modules.items():
-                    module.load_state_dict(saved[name])
-                optimizer.load_state_dict(saved["optimizer"])
+                for name, part in kept.items():
+                    part.load_state_dict(saved[name])
                 place.restore(saved)
                 seconds = float(saved["seconds"])
             except Exception as error:
@@ -110,13 +110,17 @@ def run_loop(
         recorder.begin(place.step, seconds)
         boundary = place.state()
         moved: list[bool] = []  # not empty: the weights are no longer those of the boundary
-        hook = optimizer.register_step_pre_hook(lambda *_: moved.append(True))
+        hooks = [
+            part.register_step_pre_hook(lambda *_: moved.append(True))
+            for part in kept.values()
+            if isinstance(part, torch.optim.Optimizer)
+        ]
 
         def checkpoint() -> None:
             if path is not None:
-                weights = {name: module.state_dict() for name, module in modules.items()}
-                rest = {"optimizer": optimizer.state_dict(), "settings": run.settings}
-                write_checkpoint(path, {**boundary, **rest, **weights, "seconds": run.seconds})
+                states = {name: part.state_dict() for name, part in kept.items()}
+                rest = {"settings": run.settings, "seconds": run.seconds}
+                write_checkpoint(path, {**boundary, **states, **rest})
 
         bar = Progress(title, steps, place.step, progress)
         try:
@@ -155,7 +159,8 @@ def run_loop(
             recorder.describe("failed")
             raise
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             bar.close()
         if not moved:
             checkpoint()
@@ -174,9 +179,21 @@ def apply_gradient(
 ) -> float:
     """Check, clip and apply the gradient; returns its norm before clipping.
 
+    Raises NonFiniteError, before the weights move, when loss or norm is not finite.
+    """
+    norm = clip_gradient(model, loss, max_grad_norm, batch)
+    optimizer.step()
+    return norm
+
+
+def clip_gradient(
+    model: Any, loss: float, max_grad_norm: float, batch: dict[str, Any], whose: str = ""
+) -> float:
+    """Check and clip the gradient of a model; returns its norm before.
+
     A parameter without a gradient gets 0, so that a step in which every row was skipped moves the
     weights by the optimizer's momentum, exactly as a step of zero gradients does.
-    Raises NonFiniteError, before the weights move, when loss or norm is not finite.
+    Raises NonFiniteError when loss or norm is not finite; `whose` they are goes into the message.
     """
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
@@ -184,6 +201,5 @@ def apply_gradient(
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
     for name, value in (("loss", loss), ("gradient norm", norm)):
         if not math.isfinite(value):
-            raise NonFiniteError(f"the {name} is {value}", batch)
-    optimizer.step()
+            raise NonFiniteError(f"the {whose}{name} is {value}", batch)
     return norm

@@ -1,4 +1,4 @@
-"""The loop of every online algorithm: sample, verify, compare, push.
+"""The loop of every online algorithm: sample, judge, compare, push.
 
 One row of `rlcore.algorithms` decides everything that differs between REINFORCE, RLOO, GRPO and
 their successors; this loop is the same for all of them.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,12 +27,12 @@ from rlcore.checks import (
 from rlcore.devices import choose_device, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.tasks import Task
-from rlcore.training.draw import draw
-from rlcore.training.loop import Place, run_loop
+from rlcore.training.critic import Critic, critic_settings, start_critic
+from rlcore.training.judge import Judge, reward_settings
+from rlcore.training.loop import run_loop
 from rlcore.training.record import Recorder, Run
-from rlcore.training.rollout import compare, describe, examples, score
+from rlcore.training.step import PolicyStep
 from rlcore.training.trainable import check_trainable
-from rlcore.training.update import Batch, update_policy
 
 
 def train_policy(
@@ -55,6 +54,13 @@ def train_policy(
     advantage_function: Callable[[Tensor, Tensor], Tensor] | None = None,
     measure_kl: bool = False,
     max_sampling_rounds: int = 10,
+    reward_model: Any = None,
+    score_normalization: str = "none",
+    reward_weights: Mapping[str, float] | None = None,
+    critic: Any = None,
+    critic_learning_rate: float | None = None,
+    bootstrap_truncated: bool = False,
+    value_pretraining_steps: int | None = None,
     seed: int,
     evaluate_every: int = 0,
     evaluate_n: int = 512,
@@ -66,9 +72,9 @@ def train_policy(
     threads: int | None = None,
     device: str | torch.device | None = None,
 ) -> Run:
-    """Train `model` in place with one algorithm on one task's verifier.
+    """Train `model` in place with one algorithm: with one row of `rlcore.algorithms`.
 
-    A step: draw prompts, sample a group for each, ask the verifier, compute advantages, and make
+    A step: draw prompts, sample a group for each, ask what it earned, compute advantages, and make
     `updates_per_batch` updates on the whole batch (AdamW, betas 0.9, 0.99, no weight decay; the
     learning rate falls linearly to `final_learning_rate` times `learning_rate`).
     The old log-probs are those of the first forward pass of the step, kept for all its updates: in
@@ -83,11 +89,28 @@ def train_policy(
     max_sampling_rounds: where the row samples dynamically, the most rounds for one step; after them
     it trains on the prompts that it has.
     The longest response (Dr. GRPO's constant, the overlong penalty's limit) is the task's
-    max_new_tokens; a response is correct (likelihood term) where its reward is 1; a prompt that
-    comes again (smoothed advantages) is known by its text, and its history is in the checkpoint.
+    max_new_tokens; a response is correct (likelihood term) where the verifier gives 1; a prompt
+    that comes again (smoothed advantages) is known by its text, and its history is in the
+    checkpoint.
     A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
     update; it is counted, and what was raised is in `Run.errors`.
     A held-out mean of nothing but missing rewards is None.
+
+    Where the reward comes from. reward_model: for rows with reward="reward_model", a scalar model
+    (`build_scalar_model`, `train_reward_model`), which stays as it is; its score at the last token
+    is the reward, and the task's verifier is only measured. score_normalization: "none"; "start",
+    the score in units of its std above its mean, both of the first step's samples. reward_weights:
+    of several rewards, by name (None: 1 each): of their advantages where the row compares them
+    apart, else of the sum that is the reward; a part that is missing adds nothing to it.
+
+    The critic, for rows with advantage="gae": a model of its own, with an update for each of the
+    policy's. critic: a scalar model, trained in place; None: a copy of the reward model where there
+    is one, else of the policy with a head of zeros. critic_learning_rate: None, as `learning_rate`;
+    it falls alike. bootstrap_truncated: a response that was cut goes on with the critic's value
+    after its last token; False, nothing follows it. value_pretraining_steps: of `steps`, the first
+    so many train the critic alone, on the whole returns of the start policy; None: a tenth of
+    `steps` where the row asks for it (VAPO), else none.
+
     Other arguments, and what is raised: see `train_sft`.
 
     Metrics per step: reward (mean of those not missing), reward_std (mean over groups of the
@@ -98,12 +121,23 @@ def train_policy(
     (over the rows used, where there are any; mean over the updates of the step), grad_norm,
     learning_rate; with several updates per batch also `updates`, a list; with dynamic sampling
     sampling_rounds and prompts_kept (the others then are of all that was sampled); greedy_reward
-    where the baseline is the greedy answer.
+    where the baseline is the greedy answer. With several rewards rewards/NAME/mean, /std and
+    /missing of each, reward is that of their weighted sum, and accuracy is what the verifier says;
+    with a reward model that is true_reward. With a critic val/loss (without its weight),
+    val/grad_norm and the statistics of `value_loss`; val/explained_variance is that of the values
+    at sampling time. In a step of value pretraining loss and grad_norm are None.
 
-    Raises ValueError, before anything is written, for a row that needs what the loop does not have:
-    see `lacks`.
+    Raises ValueError, before anything is written, for a row without what it needs, and for an
+    argument that the row has no use for: see `check_trainable`.
     """
-    check_trainable(algorithm)
+    check_trainable(
+        algorithm,
+        task,
+        reward_model=reward_model,
+        reward_weights=reward_weights,
+        critic=critic,
+        advantage_function=advantage_function,
+    )
     rows = 1 if micro_batch_size is None else micro_batch_size
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
     check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=rows)
@@ -116,9 +150,16 @@ def train_policy(
     check_temperature(temperature)
     check_final(final_learning_rate)
     check_folder(out, resume)
+    of_critic = critic_settings(
+        algorithm,
+        steps,
+        learning_rate,
+        critic_learning_rate,
+        bootstrap_truncated,
+        value_pretraining_steps,
+    )
+    of_reward = reward_settings(algorithm, reward_model, reward_weights, score_normalization)
     model.to(choose_device(device))
-    in_loss = algorithm.kl == "loss" and algorithm.beta > 0
-    pushes_all = in_loss or algorithm.entropy_coef > 0 or algorithm.nll_coef > 0
     needs_reference = measure_kl or (algorithm.kl != "none" and algorithm.beta > 0)
     reference = copy.deepcopy(model).eval().requires_grad_(False) if needs_reference else None
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -142,71 +183,63 @@ def train_policy(
         "max_sampling_rounds": max_sampling_rounds,
         "seed": seed,
         "parameters": sum(p.numel() for p in parameters),
+        **of_reward,
+        **of_critic,
     }
+    if critic is not None:
+        settings["critic"] = "given"
     recorder = Recorder(Run(settings), out, model.device)
-
-    def rate(step: int) -> float:
-        return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
-
-    def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
-        drawn = draw(
-            model,
-            tokenizer,
-            task,
+    extra: dict[str, Any] = {} if reference is None else {"reference": reference}
+    if reward_model is not None:
+        reward_model.to(model.device)
+    judge = Judge(
+        algorithm,
+        task,
+        reward_model=reward_model,
+        reward_weights=reward_weights,
+        score_normalization=score_normalization,
+        rows=micro_batch_size,
+    )
+    if judge.scale is not None:
+        extra["score_scale"] = judge.scale
+    values = None
+    if of_critic:
+        values = Critic(
+            start_critic(critic, model, reward_model, seed).to(model.device),
             algorithm,
-            place,
-            prompts_per_step=prompts_per_step,
-            group_size=group_size,
-            temperature=temperature,
-            max_rounds=max_sampling_rounds,
+            learning_rate=of_critic["critic_learning_rate"],
+            max_grad_norm=max_grad_norm,
+            rows=micro_batch_size,
         )
-        samples, reward = drawn.samples, drawn.reward
-        recorder.add("errors", *drawn.errors)
-        reference_logprobs = None
-        if reference is not None:
-            with torch.no_grad():
-                reference_logprobs = score(reference, samples, temperature, micro_batch_size)
-        advantages, _, history = compare(
-            algorithm,
-            task,
-            samples,
-            reward,
-            ref_logprobs=reference_logprobs,
-            greedy=drawn.greedy,
-            history=place.history,
-            function=advantage_function,
-        )
-        counted = ~reward.isnan() & drawn.kept
-        if algorithm.overlong == "filter":
-            counted = counted & ~samples.truncated
-        used = counted
-        if skip_zero_advantages and not pushes_all:
-            used = used & (advantages != 0)
-        batch = Batch(samples, reward, advantages, reference_logprobs, counted, used)
-        updates = [
-            update_policy(
-                model,
-                optimizer,
-                algorithm,
-                batch,
-                temperature=temperature,
-                constant=task.max_new_tokens,
-                micro_batch_size=micro_batch_size,
-                max_grad_norm=max_grad_norm,
-            )
-            for _ in range(updates_per_batch)
-        ]
-        row = describe(samples, reward, advantages, reference_logprobs)
-        row |= {"verifier_errors": len(drawn.errors), "rows_used": int(used.sum())}
-        row |= drawn.metrics
-        row |= {name: fmean(u[name] for u in updates) for name in updates[0] if name not in row}
-        if updates_per_batch > 1:
-            row["updates"] = updates
-        if samples_every and place.step % samples_every == 0:
-            recorder.add("samples", *examples(samples, reward, advantages, place.step + 1))
-        place.history = history
-        return row, {"reward": row["reward"], "KL": row.get("kl"), "entropy": row["entropy"]}
+        extra |= {"critic": values.model, "critic_optimizer": values.optimizer}
 
+    def share(step: int) -> float:
+        return 1 - (1 - final_learning_rate) * step / steps
+
+    one_step = PolicyStep(
+        model,
+        tokenizer,
+        task,
+        algorithm,
+        optimizer,
+        judge,
+        reference,
+        values,
+        recorder,
+        prompts_per_step=prompts_per_step,
+        group_size=group_size,
+        temperature=temperature,
+        updates_per_batch=updates_per_batch,
+        micro_batch_size=micro_batch_size,
+        max_grad_norm=max_grad_norm,
+        skip_zero_advantages=skip_zero_advantages,
+        advantage_function=advantage_function,
+        max_sampling_rounds=max_sampling_rounds,
+        samples_every=samples_every,
+        bootstrap_truncated=bootstrap_truncated,
+        value_pretraining_steps=of_critic.get("value_pretraining_steps", 0),
+        share=share,
+    )
     with using_threads(threads):
         return run_loop(
             model,
@@ -215,7 +248,7 @@ def train_policy(
             one_step,
             title=f"{algorithm.title} {task.name}",
             recorder=recorder,
-            learning_rate=rate,
+            learning_rate=lambda step: learning_rate * share(step),
             steps=steps,
             seed=seed,
             evaluation=lambda: evaluate(
@@ -230,5 +263,5 @@ def train_policy(
             checkpoint_every=checkpoint_every,
             resume=resume,
             progress=progress,
-            extra=None if reference is None else {"reference": reference},
+            extra=extra,
         )

@@ -16,21 +16,8 @@ from rlcore.objectives import RewardHistory
 from rlcore.objectives.advantages import equal_groups
 from rlcore.objectives.kl import kl_per_token
 from rlcore.sampling import Samples, response_logprobs
-from rlcore.tasks import Task, rate
-
-
-def verify(task: Task, samples: Samples, step: int) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Rewards (B,) in float64, NaN where missing, and the errors of the verifier (see `rate`).
-
-    An error is listed with the response that caused it.
-    """
-    rewards, errors = [], []
-    for prompt, text in zip(samples.prompts, samples.texts, strict=True):
-        reward, error = rate(task, prompt, text)
-        if error is not None:
-            errors.append({"step": step, "error": error, "prompt": prompt, "response": text})
-        rewards.append(reward)
-    return torch.tensor(rewards, dtype=torch.float64, device=samples.input_ids.device), errors
+from rlcore.tasks import Task
+from rlcore.training.judge import Judged, known, mean
 
 
 def score(model: Any, samples: Samples, temperature: float, rows: int | None) -> Tensor:
@@ -46,14 +33,19 @@ def compare(
     algorithm: Algorithm,
     task: Task,
     samples: Samples,
-    reward: Tensor,
+    judged: Judged,
     *,
     ref_logprobs: Tensor | None = None,
     greedy: Tensor | None = None,
     history: RewardHistory | None = None,
+    reward_weights: Tensor | None = None,
+    values: Tensor | None = None,
+    bootstrap_values: Tensor | None = None,
     function: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Estimates:
-    """Advantages (B,) by the row of the algorithm, or by a function in its place."""
+    """Advantages (B,), or (B, T) with a critic, by the row of the algorithm; or by a function."""
+    reward = judged.rewards if algorithm.advantage == "decoupled" else judged.reward
+    assert reward is not None
     if function is not None:
         return Estimates(replaced(function, reward, samples.group_ids))
     remembers = algorithm.advantage == "smoothed"
@@ -66,7 +58,10 @@ def compare(
         response_mask=samples.response_mask,
         max_length=task.max_new_tokens,
         greedy_rewards=greedy,
+        reward_weights=reward_weights,
         history=history,
+        values=values,
+        bootstrap_values=bootstrap_values,
     )
 
 
@@ -83,7 +78,7 @@ def replaced(
 
     Raises ValueError where it returns anything but finite numbers of shape (B,).
     """
-    known = ~reward.isnan()
+    rated = ~reward.isnan() if reward.dim() == 1 else ~reward.isnan().all(1)
     result = function(reward, group_ids)
     try:
         advantages = torch.as_tensor(result, device=reward.device)
@@ -91,12 +86,12 @@ def replaced(
         raise ValueError(f"advantage_function: found {result!r}; wanted a tensor") from error
     if advantages.is_complex():
         raise ValueError("advantage_function: found complex numbers; wanted real ones")
-    if advantages.shape != reward.shape:
+    if advantages.shape != rated.shape:
         raise ValueError(
             f"advantage_function: found a result of shape {tuple(advantages.shape)}; wanted "
-            f"{tuple(reward.shape)}, one advantage per response"
+            f"{tuple(rated.shape)}, one advantage per response"
         )
-    advantages = torch.where(known, advantages.to(reward.dtype), 0.0)
+    advantages = torch.where(rated, advantages.to(reward.dtype), 0.0)
     if not bool(advantages.isfinite().all()):
         row = int((~advantages.isfinite()).nonzero()[0])
         raise ValueError(
@@ -111,18 +106,19 @@ def describe(
 ) -> dict[str, Any]:
     """The metrics of a step that do not depend on the update, see `train_policy`."""
     mask = samples.response_mask
-    known = [r for r in reward.tolist() if not math.isnan(r)]
+    rated = known(reward)
+    given = advantages if advantages.dim() == 1 else advantages[mask]
     groups: dict[int, list[float]] = {}
     for group, r in zip(samples.group_ids.tolist(), reward.tolist(), strict=True):
         if not math.isnan(r):
             groups.setdefault(group, []).append(r)
     row: dict[str, Any] = {
-        "reward": fmean(known) if known else None,
+        "reward": mean(reward),
         "reward_std": fmean(map(pstdev, groups.values())) if groups else None,
         "frac_reward_zero_std": float(equal_groups(reward, samples.group_ids).share),
-        "advantage_min": float(advantages.min()),
-        "advantage_max": float(advantages.max()),
-        "missing_rewards": len(samples) - len(known),
+        "advantage_min": float(given.min()),
+        "advantage_max": float(given.max()),
+        "missing_rewards": len(samples) - len(rated),
         "entropy": float(samples.entropy[mask].mean()),
         "length": float(samples.lengths.double().mean()),
         "truncated": float(samples.truncated.double().mean()),
@@ -135,20 +131,41 @@ def describe(
 
 
 def examples(
-    samples: Samples, reward: Tensor, advantages: Tensor, step: int, groups: int = 2
+    samples: Samples,
+    judged: Judged,
+    names: Sequence[str],
+    advantages: Tensor,
+    values: Tensor | None,
+    step: int,
+    groups: int = 2,
 ) -> list[dict[str, Any]]:
-    """Every response to the first few prompts, with reward and advantage, for the record."""
-    rows = (samples.group_ids < groups).nonzero()[:, 0].tolist()
-    values = zip(reward.tolist(), advantages.tolist(), samples.truncated.tolist(), strict=True)
-    rated = list(values)
-    return [
-        {
+    """Every response to the first few prompts, with reward and advantage, for the record.
+
+    names: of several rewards. With a critic the advantage is the mean over the tokens, and those of
+    the tokens are there too, beside the values.
+    """
+    rows = []
+    for i in (samples.group_ids < groups).nonzero()[:, 0].tolist():
+        real = samples.response_mask[i]
+        each = advantages[i][real] if advantages.dim() == 2 else advantages[i]
+        row = {
             "step": step,
             "prompt": samples.prompts[i],
             "response": samples.texts[i],
-            "reward": None if math.isnan(rated[i][0]) else rated[i][0],
-            "advantage": rated[i][1],
-            "truncated": rated[i][2],
+            "reward": number(judged.reward[i]),
+            "advantage": float(each.mean()),
+            "truncated": bool(samples.truncated[i]),
         }
-        for i in rows
-    ]
+        if judged.truth is not None:
+            row["true_reward"] = number(judged.truth[i])
+        if judged.rewards is not None:
+            row["rewards"] = dict(zip(names, map(number, judged.rewards[i]), strict=True))
+        if values is not None:
+            row |= {"advantages": each.tolist(), "values": values[i][real].tolist()}
+        rows.append(row)
+    return rows
+
+
+def number(value: Tensor) -> float | None:
+    """None for NaN."""
+    return None if math.isnan(value) else float(value)

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlcore.algorithms import Algorithm, compute_loss, step_totals
 from rlcore.objectives import entropy, token_logprobs
 from rlcore.sampling import Samples, response_logits
+from rlcore.training.judge import Judged
 from rlcore.training.loop import NonFiniteError, apply_gradient
 
 
@@ -19,17 +20,14 @@ class Batch:
     """The samples of a step and what is known of them before the first update."""
 
     samples: Samples
-    reward: Tensor  # (B,), NaN where missing
-    advantages: Tensor  # (B,)
+    judged: Judged
+    advantages: Tensor  # (B,), or (B, T) with a critic
     ref_logprobs: Tensor | None  # (B, T)
     counted: Tensor  # (B,), True for the rows whose loss is part of the step's mean
     used: Tensor  # (B,), those of them that are in forward and backward pass: the others add 0
+    returns: Tensor | None = None  # (B, T), the critic's targets
+    values: Tensor | None = None  # (B, T), what the critic said at sampling time
     old_logprobs: dict[int, Tensor] = field(default_factory=dict)  # by part, from the first update
-
-    @property
-    def correct(self) -> Tensor:
-        """(B,), True where the verifier gave all that it can give."""
-        return self.reward == 1
 
     def totals(self, algorithm: Algorithm) -> dict[str, Any]:
         """What the terms of the loss divide by: the responses or tokens that count, used or not."""
@@ -37,13 +35,15 @@ class Batch:
             algorithm,
             self.samples.response_mask,
             known=self.counted,
-            correct=self.correct,
+            correct=self.judged.correct,
             truncated=self.samples.truncated,
         )
 
     def tensors(self) -> dict[str, Any]:
         """All of it, to be saved for inspection."""
-        return {**vars(self.samples), "reward": self.reward, "advantages": self.advantages}
+        known = {"reward": self.judged.reward, "advantages": self.advantages}
+        critic = {"returns": self.returns, "values": self.values}
+        return {**vars(self.samples), **known, **{k: v for k, v in critic.items() if v is not None}}
 
 
 def update_policy(
@@ -89,7 +89,7 @@ def update_policy(
             ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[rows],
             constant=constant,
             entropies=entropies,
-            correct=batch.correct[rows],
+            correct=batch.judged.correct[rows],
             truncated=samples.truncated[rows],
             **totals,
         )

@@ -146,6 +146,7 @@ def test_five_answers() -> None:
         (PPO, 0, "reward model, minus 0.02 × k1 at each token"),
         (RLOO, 0, "verifier, minus 0.03 × k1 summed over the response"),
         (GDPO, 0, "several rewards, kept apart"),
+        (replace(GRPO, reward="several"), 0, "several rewards, added up"),
         (SCST, 1, "the greedy answer to the same prompt"),
         (
             DAPO,
@@ -163,7 +164,7 @@ def test_five_answers() -> None:
             VAPO,
             1,
             "a critic, by GAE with γ = 1, λ = 1 - 1/(0.05 |y|) (λ = 1 for the critic's targets); "
-            "1 × value loss",
+            "first fitted to Monte-Carlo returns of the start; 1 × value loss",
         ),
         (
             GDPO,

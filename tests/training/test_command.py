@@ -126,9 +126,10 @@ def test_lists(capsys) -> None:
     out = capsys.readouterr().out
     for name in ("grpo: GRPO.", "rloo:", "reinforce:", "dr-grpo:", "Worth more than what?"):
         assert name in out
-    assert out.count("Can `train` train it? yes") == 16
-    assert out.count("Can `train` train it? no, it lacks a critic, a value for each token") == 2
-    assert out.count("Can `train` train it? no, it lacks several rewards") == 1
+    assert out.count("What does `train` need? any task\n") == 16
+    assert out.count("--reward-model, or the reward is the task's verifier; a critic") == 1
+    assert out.count("any task; a critic, made from the start") == 1
+    assert out.count("a task with several rewards, such as sort-box") == 1
 
 
 GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
@@ -138,9 +139,43 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
     ("words", "message"),
     [
         (["train", "ppo2", "--task", "sort", "--out", "OUT"], "algorithm must be one of .*grpo"),
-        *(
-            (["train", name, "--task", "sort", "--out", "OUT"], f"algorithm: {name} needs .* lacks")
-            for name in ("ppo", "vapo", "gdpo")
+        (
+            ["train", "gdpo", "--task", "sort", "--out", "OUT"],
+            "task: 'sort' has one reward, gdpo takes several; wanted .* such as sort-box",
+        ),
+        ([*GOOD, "--reward-model", "nowhere"], "'nowhere' is not a model folder"),
+        ([*GOOD, "--score-normalization", "start"], "score_normalization: grpo has no score"),
+        ([*GOOD, "--score-normalization", "all"], "score_normalization: found 'all'; wanted one"),
+        ([*GOOD, "--critic-learning-rate", "1"], "critic_learning_rate: grpo has no critic"),
+        ([*GOOD, "--bootstrap-truncated"], "bootstrap_truncated: grpo has no critic"),
+        ([*GOOD, "--value-pretraining-steps", "1"], "value_pretraining_steps: grpo has no critic"),
+        (
+            [
+                "train",
+                "ppo",
+                "--task",
+                "sort",
+                "--out",
+                "OUT",
+                *SMALL,
+                "--value-pretraining-steps",
+                "3",
+            ],
+            "value_pretraining_steps: found 3; wanted fewer than steps, 3",
+        ),
+        (
+            [
+                "train",
+                "ppo",
+                "--task",
+                "sort",
+                "--out",
+                "OUT",
+                *SMALL,
+                "--critic-learning-rate",
+                "0",
+            ],
+            "critic_learning_rate: found 0.0; wanted a finite number above 0",
         ),
         (
             ["train", "grpo", "--task", "chess", "--out", "OUT"],
@@ -164,7 +199,14 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
         ([*GOOD, "--out", __file__], "out: .*test_command.py' is a file"),
         *(
             (["train", "sft", "--task", "sort", "--out", "OUT", *words], "has no meaning with sft")
-            for words in (["--beta", "0"], ["--n", "8"], ["--temperature", "1"], ["--measure-kl"])
+            for words in (
+                ["--beta", "0"],
+                ["--n", "8"],
+                ["--temperature", "1"],
+                ["--measure-kl"],
+                ["--reward-model", "x"],
+                ["--critic-learning-rate", "1"],
+            )
         ),
         ([*GOOD, "--temperature", "0"], "temperature: found 0.0"),
         ([*GOOD, "--threads", "0"], "threads: found 0"),
