@@ -130,7 +130,7 @@ def load_pairs(path: str | os.PathLike[str]) -> PreferencePairs:
     A column that is not needed may be missing, from every line alike.
     Raises ValueError naming file and line for what is no pair, OSError where it cannot be read.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
             row = json.loads(line)

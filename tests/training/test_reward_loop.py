@@ -119,6 +119,30 @@ def test_the_loss_falls_on_pairs_seen_again_and_again(scalar, pairs) -> None:
     assert run.metrics[-1]["accuracy"] == 1.0
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_held_out_pairs_are_ordered_as_the_truth_has_them(seed: int) -> None:
+    """The nano model, two seconds, pairs on prompts and parts that training never put together.
+
+    Measured so, ten seeds: 0.41 to 0.55 before (it knows nothing), 0.65 to 0.71 after. 500 pairs
+    have a standard error of 0.022: 0.58 is three of them below the worst and nearly four above 0.5.
+    """
+    tokenizer = models.build_tokenizer(REVIEWS.vocabulary)
+    backbone = models.build_model("nano", tokenizer, seed=seed, device="cpu")
+    held_out = demonstrated(500, "held-out", seed)
+    run = train_reward_model(
+        models.build_scalar_model(backbone, seed=seed),
+        tokenizer,
+        demonstrated(2000, "train", seed),
+        **{**SETTINGS, "steps": 120, "batch_size": 32, "learning_rate": 5e-3, "seed": seed},
+        held_out=held_out,
+        evaluate_every=120,
+    )
+    first, last = run.evaluations
+    assert first["eval_true_accuracy"] < 0.58 < last["eval_true_accuracy"]
+    assert last["eval_accuracy"] < held_out.agreement  # the rater's noise cannot be learned
+    assert last["eval_loss"] < first["eval_loss"]
+
+
 class Interrupt:
     """Makes a model interrupt the process in one of its forward passes."""
 
