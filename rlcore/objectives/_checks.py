@@ -9,7 +9,7 @@ import math
 import operator
 import reprlib
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,6 +127,30 @@ def read_pair(rewards: Rewards, name: str, other: Rewards) -> tuple[Tensor, Tens
     return values.to(device), others.to(device)
 
 
+class Slots(NamedTuple):
+    """A mask that is read, and what a loss asks of it more than once."""
+
+    mask: Tensor  # (B, T), true where the slot holds a token of the response
+    real: Tensor  # the same as numbers: a product costs a quarter of a choice
+    lengths: Tensor  # (B,), real tokens of each response, in the dtype of `real`
+    tokens: int
+    responses: int  # rows with a real token
+
+
+def read_slots(
+    response_mask: Tensor, values: Any, *, name: str = "response_mask", allow_empty: bool = False
+) -> Slots:
+    """The mask, in numbers of the dtype in which ``values`` are read."""
+    mask = read_mask(response_mask, name=name, allow_empty=True)
+    wide = isinstance(values, Tensor) and values.dtype == torch.float64
+    real = as_numbers(mask, torch.float64 if wide else torch.float32)
+    lengths = real.sum(dim=1)
+    responses, tokens = int(lengths.count_nonzero()), int(lengths.sum(dtype=torch.float64))
+    if responses < len(mask) and not allow_empty:
+        read_mask(mask, name=name)  # says which row
+    return Slots(mask, real, lengths, tokens, responses)
+
+
 def read_mask(
     response_mask: Tensor, *, name: str = "response_mask", allow_empty: bool = False
 ) -> Tensor:
@@ -160,7 +184,7 @@ def _booleans(name: str, values: Tensor) -> Tensor:
         return values
     if values.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         low, high = values.aminmax()  # of integers, two passes tell what equality takes five for
-        if low >= 0 and high <= 1:
+        if int(low) >= 0 and int(high) <= 1:
             return values.bool()
     mask = values == 1
     strange = ~mask & (values != 0)
@@ -185,15 +209,7 @@ def read_tokens(name: str, values: Tensor, mask: Tensor, real: Tensor | None = N
     quarter of the cost of a choice.  Where it is not, a product would keep its NaN: those slots are
     replaced before any arithmetic.
     """
-    if not is_dense(values) or values.shape != mask.shape:
-        raise ValueError(
-            f"{name} must be a tensor of shape {tuple(mask.shape)}, that of the mask; got "
-            f"{describe(values)}"
-        )
-    if values.device != mask.device:
-        raise ValueError(f"{name} must be on {mask.device}, as the mask; got {values.device}")
-    if values.is_complex():
-        raise ValueError(f"{name} must hold real numbers; got {describe(values)}")
+    _check_slots(name, values, mask)
     values = to_float(values)
     if math.isfinite(values.detach().sum()):
         return values * (as_numbers(mask, values.dtype) if real is None else real.to(values.dtype))
@@ -206,3 +222,34 @@ def read_tokens(name: str, values: Tensor, mask: Tensor, real: Tensor | None = N
             f"{row}, slot {slot}"
         )
     return values
+
+
+def read_difference(
+    names: tuple[str, str],
+    values: Tensor,
+    others: Tensor,
+    mask: Tensor,
+    real: Tensor | None = None,
+) -> Tensor:
+    """``values - others``, read as by ``read_tokens``, with a gradient through ``values`` only.
+
+    A difference is finite only if both are, so one look at it and one product stand for two.
+    """
+    _check_slots(names[0], values, mask)
+    _check_slots(names[1], others, mask)
+    difference = to_float(values) - to_float(others).detach()
+    if math.isfinite(difference.detach().sum()):
+        return difference * (as_numbers(mask, difference.dtype) if real is None else real)
+    return read_tokens(names[0], values, mask) - read_tokens(names[1], others.detach(), mask)
+
+
+def _check_slots(name: str, values: Tensor, mask: Tensor) -> None:
+    if not is_dense(values) or values.shape != mask.shape:
+        raise ValueError(
+            f"{name} must be a tensor of shape {tuple(mask.shape)}, that of the mask; got "
+            f"{describe(values)}"
+        )
+    if values.device != mask.device:
+        raise ValueError(f"{name} must be on {mask.device}, as the mask; got {values.device}")
+    if values.is_complex():
+        raise ValueError(f"{name} must hold real numbers; got {describe(values)}")

@@ -5,11 +5,11 @@ from typing import Any
 from torch import Tensor
 
 from rlcore.objectives._checks import (
-    as_numbers,
+    Slots,
     check_choice,
     check_count,
     check_number,
-    read_mask,
+    read_slots,
     read_tokens,
 )
 
@@ -68,9 +68,9 @@ def aggregate(
     part's own count.
     """
     check_constant(how, constant)
-    mask = read_mask(response_mask, allow_empty=allow_empty)
-    values = read_tokens("token_values", token_values, mask)
-    return weigh(values, as_numbers(mask, values.dtype), how, constant, total)
+    slots = read_slots(response_mask, token_values, allow_empty=allow_empty)
+    values = read_tokens("token_values", token_values, slots.mask, slots.real)
+    return weigh(values, slots, how, constant, total, padded=False)
 
 
 def check_constant(how: str, constant: float | None) -> None:
@@ -85,27 +85,34 @@ def check_constant(how: str, constant: float | None) -> None:
 
 
 def weigh(
-    values: Tensor, real: Tensor, how: str, constant: float | None = None, total: Any = None
+    values: Tensor,
+    slots: Slots,
+    how: str,
+    constant: float | None = None,
+    total: Any = None,
+    *,
+    padded: bool = True,
 ) -> Tensor:
-    """``aggregate``, of arguments that are already checked.  ``real`` is the mask as numbers, 1 at
-    real tokens; ``values`` are $(B, T)$, finite in padded slots too, or $(B, 1)$ where all tokens
-    of a response have the same."""
-    lengths = real.sum(dim=1)
-    alike = values.shape[1] == 1
-    sums = values[:, 0] * lengths if alike else (values * real).sum(dim=1)
-    return weigh_sums(sums, lengths, how, constant, total)
+    """``aggregate``, of arguments that are already checked.  ``values`` are $(B, T)$, finite in
+    padded slots too (and 0 unless ``padded``), or $(B, 1)$ where all tokens of a response have the
+    same."""
+    if values.shape[1] < slots.mask.shape[1]:
+        sums = values[:, 0] * slots.lengths
+    else:
+        sums = (values * slots.real if padded else values).sum(dim=1)
+    return weigh_sums(sums, slots, how, constant, total)
 
 
 def weigh_sums(
-    sums: Tensor, lengths: Tensor, how: str, constant: float | None = None, total: Any = None
+    sums: Tensor, slots: Slots, how: str, constant: float | None = None, total: Any = None
 ) -> Tensor:
-    """From each response's sum and length, both $(B,)$, to one number."""
-    count = int(lengths.double().sum() if how == "token_mean" else (lengths > 0).sum())
+    """From the sum over each response, $(B,)$, to one number."""
+    count = slots.tokens if how == "token_mean" else slots.responses
     if total is not None and check_count("total", total) < count:
         what = "tokens" if how == "token_mean" else "responses"
         raise ValueError(f"total must be at least the {count} {what} of this part; got {total}")
     if how in ("sequence_mean", "only_token_mean"):
-        sums = sums / lengths.clamp(min=1)
+        sums = sums / slots.lengths.clamp(min=1)
     elif constant is not None:
         sums = sums / float(constant)
     if how == "only_token_mean":

@@ -7,8 +7,8 @@ from rlcore.objectives._checks import (
     MAX_LOG_RATIO,
     check_choice,
     check_number,
+    read_difference,
     read_mask,
-    read_tokens,
 )
 
 __all__ = ["KL_ESTIMATORS", "kl_per_token"]
@@ -64,17 +64,16 @@ def kl_per_token(
     check_choice("estimator", estimator, KL_ESTIMATORS)
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     mask = read_mask(response_mask, allow_empty=allow_empty)
-    policy = read_tokens("logprobs", logprobs, mask)
-    return kl_of(policy, read_tokens("ref_logprobs", ref_logprobs, mask), estimator, limit)
+    difference = read_difference(("logprobs", "ref_logprobs"), logprobs, ref_logprobs, mask)
+    return kl_of(difference, estimator, limit)
 
 
-def kl_of(policy: Tensor, ref: Tensor, estimator: str, limit: float = 20.0) -> Tensor:
-    """``kl_per_token``, of log-probs that are already read (0 in padded slots)."""
-    difference = policy - ref.detach()
+def kl_of(difference: Tensor, estimator: str, limit: float = 20.0) -> Tensor:
+    """``kl_per_token``, of differences of log-probs that are already read (0 in padded slots)."""
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    if difference.detach().min() < -limit:
+    if float(difference.detach().amin()) < -limit:
         difference = difference.clamp(min=-limit)
     return torch.expm1(-difference) + difference

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlcore.objectives._checks import check_choice, read_mask, read_tokens
+from rlcore.objectives._checks import check_choice, read_slots, read_tokens
 from rlcore.objectives.aggregation import weigh
 
 
@@ -42,6 +42,6 @@ def sft_loss(
     ValueError: as ``aggregate``.
     """
     check_choice("aggregation", aggregation, ("token_mean", "sequence_mean"))
-    real = read_mask(mask, name="mask", allow_empty=allow_empty)
-    values = read_tokens("logprobs", logprobs, real)
-    return -weigh(values, real.to(values.dtype), aggregation, total=total)
+    slots = read_slots(mask, logprobs, name="mask", allow_empty=allow_empty)
+    values = read_tokens("logprobs", logprobs, slots.mask, slots.real)
+    return -weigh(values, slots, aggregation, total=total, padded=False)

@@ -1,6 +1,6 @@
 r"""The loss of every online algorithm in this book: the five stages, strung together."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,13 +8,14 @@ from torch import Tensor
 from rlcore.objectives import surrogates
 from rlcore.objectives._checks import (
     MAX_WEIGHT,
-    as_numbers,
+    Slots,
     check_choice,
     check_count,
     check_number,
     describe,
     is_dense,
-    read_mask,
+    read_difference,
+    read_slots,
     read_tokens,
 )
 from rlcore.objectives.aggregation import AGGREGATIONS, check_constant, weigh, weigh_sums
@@ -30,13 +31,6 @@ from rlcore.objectives.surrogates import SURROGATES, USE_RANGE, USE_RATIO
 
 Ends = tuple[float | Tensor, float | Tensor, float | None]  # low, high, ratio_max
 Statistics = dict[str, Tensor]
-
-
-class Slots(NamedTuple):
-    """The mask, $(B, T)$, and the mask as numbers: a product costs a tenth of a choice."""
-
-    mask: Tensor
-    real: Tensor
 
 
 def policy_loss(
@@ -131,19 +125,19 @@ def policy_loss(
     ``total`` without ``token_total`` where the entropy needs it.
     """
     _check_choices(surrogate, ratio_level, clip_range, aggregation, constant, kl_estimator)
-    new, old, slots = _read(logprobs, old_logprobs, response_mask, allow_empty)
-    advantage = _per_token(advantages, slots)
+    slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
     moves = surrogate in USE_RATIO or kl_importance_weighted
-    ratio = ratio_of(new if moves else new.detach(), old, slots.real, ratio_level)
-    ends = _clip_range(surrogate, clip_range, old, epsilon_low, epsilon_high, ratio_max)
-    gain = _gain(surrogate, ratio, new, advantage, ends, (tau_positive, tau_negative))
-    kl, kl_stats = _kl(new, ref_logprobs, slots, beta, kl_estimator)
+    ratio = _ratio(logprobs, old_logprobs, slots, ratio_level, moves)
+    advantage = _per_token(advantages, slots)
+    ends = _ends(surrogate, clip_range, old_logprobs, slots, epsilon_low, epsilon_high, ratio_max)
+    gain = _gain(surrogate, ratio, logprobs, advantage, slots, ends, (tau_positive, tau_negative))
+    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator)
     if beta > 0:
         gain = gain - float(beta) * (ratio * kl if kl_importance_weighted else kl)
-    loss = -weigh(gain, slots.real, aggregation, constant, total)
+    loss = -weigh(gain, slots, aggregation, constant, total, padded=surrogate in USE_RATIO)
     bonus, stats = _entropy(entropies, entropy_coef, slots, aggregation, total, token_total)
-    stats |= _statistics(surrogate, ratio_level, ratio, advantage, ends, slots)
-    return loss - bonus, stats | kl_stats
+    stats |= kl_stats | _statistics(surrogate, ratio_level, ratio, advantage, ends, slots)
+    return (loss if bonus is None else loss - bonus), stats
 
 
 def _check_choices(
@@ -173,14 +167,15 @@ def _check_choices(
         )
 
 
-def _read(
-    logprobs: Tensor, old_logprobs: Tensor, response_mask: Tensor, allow_empty: bool
-) -> tuple[Tensor, Tensor, Slots]:
-    """Both with 0 in padded slots."""
-    mask = read_mask(response_mask, allow_empty=allow_empty)
-    new = read_tokens("logprobs", logprobs, mask)
-    old = read_tokens("old_logprobs", old_logprobs, mask).detach()
-    return new, old, Slots(mask, as_numbers(mask, new.dtype))
+def _ratio(logprobs: Tensor, old_logprobs: Tensor, slots: Slots, level: str, moves: bool) -> Tensor:
+    """The importance ratio, with a gradient if it ``moves``."""
+    log_ratio = _difference("old_logprobs", logprobs, old_logprobs, slots)
+    return ratio_of(log_ratio if moves else log_ratio.detach(), slots, level)
+
+
+def _difference(name: str, logprobs: Tensor, others: Tensor, slots: Slots) -> Tensor:
+    """log pi_theta minus other log-probs, (B, T), 0 in padded slots."""
+    return read_difference(("logprobs", name), logprobs, others, slots.mask, slots.real)
 
 
 def _per_token(advantages: Tensor, slots: Slots) -> Tensor:
@@ -192,14 +187,15 @@ def _per_token(advantages: Tensor, slots: Slots) -> Tensor:
             f"{describe(advantages)}"
         )
     if advantages.dim() == 1:  # one a response: no need to write it out for each token
-        advantages, mask = advantages[:, None], slots.real.sum(dim=1, keepdim=True) > 0
+        advantages, mask = advantages[:, None], slots.lengths[:, None] > 0
     return read_tokens("advantages", advantages, mask).to(slots.real.dtype).detach()
 
 
-def _clip_range(
+def _ends(
     surrogate: str,
     clip_range: str,
-    old: Tensor,
+    old_logprobs: Tensor,
+    slots: Slots,
     epsilon_low: float,
     epsilon_high: float,
     ratio_max: float | None,
@@ -210,6 +206,7 @@ def _clip_range(
         ratio_max = 10.0 if ratio_max is None else ratio_max
         check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
         if surrogate in USE_RANGE:
+            old = read_tokens("old_logprobs", old_logprobs, slots.mask, slots.real)
             return *dynamic_range_of(old, epsilon_low, epsilon_high, ratio_max), ratio_max
     elif ratio_max is not None:
         if surrogate != "clip":
@@ -224,8 +221,9 @@ def _clip_range(
 def _gain(
     surrogate: str,
     ratio: Tensor,
-    new: Tensor,
+    logprobs: Tensor,
     advantage: Tensor,
+    slots: Slots,
     ends: Ends,
     taus: tuple[float, float],
 ) -> Tensor:
@@ -235,27 +233,28 @@ def _gain(
     low, high, ratio_max = ends
     if surrogate == "clip":
         return surrogates.clip(ratio, advantage, low, high, ratio_max)
-    if surrogate == "capped":
-        return surrogates.capped(ratio, new, advantage, low, high)
     if surrogate == "soft":
         return surrogates.soft(ratio, advantage, *taus)
+    new = read_tokens("logprobs", logprobs, slots.mask, slots.real)
+    if surrogate == "capped":
+        return surrogates.capped(ratio, new, advantage, low, high)
     if surrogate == "gamma":
         return surrogates.gamma(ratio, new, advantage)
     return surrogates.reinforce(new, advantage)
 
 
 def _kl(
-    new: Tensor, ref_logprobs: Tensor | None, slots: Slots, beta: float, estimator: str
-) -> tuple[Tensor, Statistics]:
+    logprobs: Tensor, ref_logprobs: Tensor | None, slots: Slots, beta: float, estimator: str
+) -> tuple[Tensor | float, Statistics]:
     """KL per token, with a gradient where it has a weight; 0 without a reference."""
     check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
     if ref_logprobs is None:
         if beta > 0:
             raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
-        return new.new_zeros(()), {}
-    ref = read_tokens("ref_logprobs", ref_logprobs, slots.mask)
-    kl = kl_of(new if beta > 0 else new.detach(), ref, estimator)
-    mean = weigh(kl.detach(), slots.real, "token_mean")
+        return 0.0, {}
+    policy = logprobs if beta > 0 else logprobs.detach()
+    kl = kl_of(_difference("ref_logprobs", policy, ref_logprobs, slots), estimator)
+    mean = weigh(kl.detach(), slots, "token_mean", padded=False)
     return kl, {"kl": mean, f"kl/{estimator}": mean}
 
 
@@ -266,12 +265,12 @@ def _entropy(
     aggregation: str,
     total: Any,
     token_total: Any,
-) -> tuple[Tensor | float, Statistics]:
-    """The mean entropy per real token, times its weight; 0 without entropies."""
+) -> tuple[Tensor | None, Statistics]:
+    """The mean entropy per real token, times its weight, if it has one."""
     check_number("entropy_coef", coef, at_least=0, at_most=MAX_WEIGHT)
     if token_total is None and aggregation == "token_mean":
         token_total = total
-    tokens = int(slots.mask.sum())
+    tokens = slots.tokens
     if token_total is not None and check_count("token_total", token_total) < tokens:
         raise ValueError(
             f"token_total must be at least the {tokens} tokens of this part; got {token_total}"
@@ -281,22 +280,31 @@ def _entropy(
             raise ValueError(
                 f"entropies must be given when entropy_coef > 0; got None with entropy_coef={coef}"
             )
-        return 0.0, {}
+        return None, {}
     if coef > 0 and token_total is None and total is not None:
         raise ValueError(
             f"token_total must be given with total={total}: the entropy is a mean over all tokens "
             "of the step; got None"
         )
-    values = read_tokens("entropies", entropies, slots.mask)
-    mean = weigh(values if coef > 0 else values.detach(), slots.real, "token_mean")
+    values = entropies if coef > 0 or not is_dense(entropies) else entropies.detach()
+    values = read_tokens("entropies", values, slots.mask, slots.real)
+    mean = weigh(values, slots, "token_mean", padded=False)
     share = 1.0 if token_total is None else max(tokens, 1) / int(token_total)
-    return float(coef) * share * mean, {"entropy": mean.detach()}
+    bonus = float(coef) * share * mean if coef > 0 else None
+    return bonus, {"entropy": mean.detach()}
 
 
-def _share(flags: Tensor, mask: Tensor, how: str) -> Tensor:
-    """Of the tokens that are flagged, (B, T) or (B, 1); integers, since those cost less."""
-    counts = (flags & mask).sum(dim=1, dtype=torch.int32)
-    return weigh_sums(counts, mask.sum(dim=1, dtype=torch.int32), how)
+def _share(flags: Tensor, rows: Tensor, slots: Slots, how: str) -> Tensor:
+    """The share of tokens that are flagged where ``rows`` is true as well, both (B, T) or (B, 1).
+    Counted in integers and, where that will do, row by row: both cost less."""
+    if rows.shape[1] > 1:
+        flags = flags & rows
+        rows = rows.new_ones(())
+    if flags.shape[1] > 1:
+        counts = (flags & slots.mask).sum(dim=1, dtype=torch.int32)
+    else:
+        counts = flags[:, 0] * slots.lengths
+    return weigh_sums(counts * rows.view(-1), slots, how)
 
 
 def _statistics(
@@ -307,18 +315,20 @@ def _statistics(
     A > 0.  Only "clip" does that; "capped" has its own share, of weights that were cut."""
     how = "token_mean" if ratio_level == "token" else "sequence_mean"
     ratio, (low, high, ratio_max) = ratio.detach(), ends
-    stats = {f"clip_ratio/{side}_mean": ratio.new_zeros(()) for side in ("low", "high", "region")}
+    below = above = either = slots.lengths.new_zeros(())
+    stats = {}
     if surrogate == "clip":
-        below = _share((ratio < low) & (advantage < 0), slots.mask, how)
-        above = _share((ratio > high) & (advantage > 0), slots.mask, how)
-        stats = dict(zip(stats, (below, above, below + above), strict=True))
+        below = _share(ratio < low, advantage < 0, slots, how)
+        above = _share(ratio > high, advantage > 0, slots, how)
+        either = below + above
         if ratio_max is not None:
-            beyond = (ratio > ratio_max) & (advantage < 0)
-            stats["clip_ratio/max_mean"] = _share(beyond, slots.mask, how)
+            beyond = _share(ratio > ratio_max, advantage < 0, slots, how)
+            stats["clip_ratio/max_mean"] = beyond
+    sides = {"low": below, "high": above, "region": either}
+    stats |= {f"clip_ratio/{side}_mean": share for side, share in sides.items()}
     if surrogate == "capped":
-        cut = (ratio > high) & (advantage > 0)
-        stats["cispo_clip_ratio"] = _share(cut, slots.mask, how)
+        stats["cispo_clip_ratio"] = _share(ratio > high, advantage > 0, slots, how)
     if surrogate == "gamma":
         weight = surrogates.gamma_weight(ratio, advantage)
-        stats["vespo/phi_seq_mean"] = weigh(weight, slots.real, how)
-    return stats | {"ratio_mean": weigh(ratio, slots.real, how)}
+        stats["vespo/phi_seq_mean"] = weigh(weight, slots, how)
+    return stats | {"ratio_mean": weigh(ratio, slots, how)}

@@ -6,10 +6,12 @@ from torch import Tensor
 from rlcore.objectives._checks import (
     MAX_LOG_RATIO,
     MAX_WEIGHT,
-    as_numbers,
+    Slots,
     check_choice,
     check_number,
+    read_difference,
     read_mask,
+    read_slots,
     read_tokens,
 )
 
@@ -70,24 +72,26 @@ def importance_ratio(
     """
     check_choice("level", level, RATIO_LEVELS)
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
-    mask = read_mask(response_mask, allow_empty=allow_empty)
-    new = read_tokens("logprobs", logprobs, mask)
-    old = read_tokens("old_logprobs", old_logprobs, mask)
-    return torch.where(mask, ratio_of(new, old, as_numbers(mask, new.dtype), level, limit), 1.0)
+    slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
+    log_ratio = read_difference(
+        ("logprobs", "old_logprobs"), logprobs, old_logprobs, slots.mask, slots.real
+    )
+    ratio = ratio_of(log_ratio, slots, level, limit)
+    return ratio if level == "token" else torch.where(slots.mask, ratio, 1.0)
 
 
-def ratio_of(new: Tensor, old: Tensor, real: Tensor, level: str, limit: float = 20.0) -> Tensor:
-    """``importance_ratio``, of log-probs that are already read (0 in padded slots) and of the mask
-    as numbers: $(B, T)$, 1 in padded slots, or $(B, 1)$ where a response has one ratio.  (Padded
-    slots of ``"sequence_token"`` hold that of their response.)"""
-    log_ratio = new - old.detach()
+def ratio_of(log_ratio: Tensor, slots: Slots, level: str, limit: float = 20.0) -> Tensor:
+    """``importance_ratio``, of differences of log-probs that are already read (0 in padded slots):
+    $(B, T)$, 1 in padded slots, or $(B, 1)$ where a response has one ratio.  (Padded slots of
+    ``"sequence_token"`` hold that of their response.)"""
+    own = log_ratio
     if level != "token":
         log_ratio = log_ratio.sum(dim=1, keepdim=True)
     if level in ("sequence", "sequence_token"):
-        log_ratio = log_ratio / real.sum(dim=1, keepdim=True).clamp(min=1)
+        log_ratio = log_ratio / slots.lengths[:, None].clamp(min=1)
     if level == "sequence_token":
-        log_ratio = log_ratio.detach() + (new - new.detach())
-    smallest, largest = log_ratio.detach().aminmax()
+        log_ratio = log_ratio.detach() + (own - own.detach())
+    smallest, largest = (float(end) for end in log_ratio.detach().aminmax())
     if smallest < -limit or largest > limit:  # rarely so, and a clamp costs two passes of memory
         log_ratio = log_ratio.clamp(-limit, limit)
     return log_ratio.exp()

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 SURROGATES = ("clip", "reinforce", "capped", "soft", "gamma")
-USE_RATIO = ("clip", "soft")  # their gradient flows through the ratio, not through log pi
+# Their gradient flows through the ratio, which is 1 in padded slots; that of the others through
+# log pi, which is 0 there.
+USE_RATIO = ("clip", "soft")
 USE_RANGE = ("clip", "capped")
 
 
@@ -38,8 +40,10 @@ def clip(
     Sources: PPO, arXiv 1707.06347, eq. 7; $r_{max}$: DCPO, arXiv 2509.02333, sec. 2 (TRL's
     ``delta``; verl's dual clip, ``clip_ratio_c``).
     """
-    if not isinstance(low, Tensor) or not isinstance(high, Tensor):
-        low, high = (advantages.new_tensor(end) for end in (low, high))
+    if not isinstance(low, Tensor):
+        low = advantages.new_full((), low)
+    if not isinstance(high, Tensor):
+        high = advantages.new_full((), high)
     beyond = torch.inf if ratio_max is None else float(ratio_max)
     lowest = torch.where(advantages < 0, low, 0.0)
     highest = torch.where(advantages > 0, high, beyond)
@@ -87,7 +91,7 @@ def soft(
     Source: arXiv 2511.20347, as TRL and two other frameworks have it.  What differs elsewhere: one
     framework's page of version 3.11 leaves out the factor $4 / \tau$, its next version has it.
     """
-    positive, negative = (advantages.new_tensor(tau) for tau in (tau_positive, tau_negative))
+    positive, negative = (advantages.new_full((), tau) for tau in (tau_positive, tau_negative))
     tau = torch.where(advantages > 0, positive, negative)
     return torch.sigmoid(tau * (ratio - 1)) * (4 / tau * advantages)
 
