@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.objectives._checks import as_numbers, read_mask, read_tokens
+from rlcore.objectives._checks import (
+    as_numbers,
+    read_difference,
+    read_mask,
+    read_slots,
+    read_tokens,
+)
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]], dtype=torch.bool)
 VALUES = torch.tensor([[-1.0, 0.5, 2.0], [3.0, -4.0, 5.0]])
@@ -107,3 +113,67 @@ def test_the_mask_as_numbers_may_be_given() -> None:
         result = read_tokens("logprobs", VALUES, MASK, as_numbers(MASK, dtype))
         assert result.dtype == torch.float32
         assert torch.equal(result, VALUES * MASK)
+
+
+def difference(values: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    leaf, other = values.clone().requires_grad_(), others.clone().requires_grad_()
+    result = read_difference(("logprobs", "old_logprobs"), leaf, other, MASK)
+    (gradient,) = torch.autograd.grad(result, leaf, torch.full_like(values, 3.0))
+    assert torch.autograd.grad(result.sum(), other, allow_unused=True) == (None,)
+    return result.detach(), gradient
+
+
+@pytest.mark.parametrize("garbage", [0.0, 7.0, LARGEST, math.nan, math.inf, -math.inf])
+def test_a_difference_is_that_of_the_two(garbage: float) -> None:
+    """With garbage in the padding of the one, the other, or both."""
+    others = 2 * VALUES.flip(0)
+    for first, second in ((garbage, 0.0), (0.0, garbage), (garbage, garbage), (garbage, -garbage)):
+        result, gradient = difference(
+            VALUES.masked_fill(~MASK, first), others.masked_fill(~MASK, second)
+        )
+        assert torch.equal(result, (VALUES - others) * MASK)
+        assert torch.equal(gradient, 3 * MASK.float())
+
+
+def test_a_difference_that_overflows_is_not_taken_for_a_bad_value() -> None:
+    values = VALUES.clone()
+    values[0, 0] = LARGEST
+    result, _ = difference(values, -values)
+    assert result[0, 0] == math.inf
+    assert torch.equal(result[1], 2 * VALUES[1] * MASK[1])
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["logprobs", "old_logprobs"])
+def test_the_one_that_is_not_finite_is_named(name: str, wrong: float) -> None:
+    values, others = VALUES.clone(), VALUES.clone()
+    (values if name == "logprobs" else others)[1, 0] = wrong
+    with pytest.raises(
+        ValueError, match=rf"^{name} must be finite .*; got {wrong} in row 1, slot 0"
+    ):
+        read_difference(("logprobs", "old_logprobs"), values, others, MASK)
+
+
+def test_the_same_infinity_twice_is_no_difference() -> None:
+    values = VALUES.clone()
+    values[0, 0] = -math.inf
+    with pytest.raises(ValueError, match=r"^logprobs must be finite .*; got -inf in row 0, slot 0"):
+        read_difference(("logprobs", "old_logprobs"), values, values, MASK)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_what_a_mask_is_counted_to(dtype: torch.dtype) -> None:
+    slots = read_slots(MASK.long(), VALUES.to(dtype))
+    assert torch.equal(slots.mask, MASK)
+    assert slots.real.dtype == slots.lengths.dtype
+    assert slots.real.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert slots.lengths.tolist() == [2, 1]
+    assert (slots.tokens, slots.responses) == (3, 2)
+
+
+def test_empty_rows_are_counted_or_named() -> None:
+    mask = torch.tensor([[0, 1, 0], [0, 0, 0], [1, 1, 1]])
+    slots = read_slots(mask, None, allow_empty=True)
+    assert (slots.tokens, slots.responses) == (4, 2)
+    with pytest.raises(ValueError, match=r"^chosen_mask row 1 is empty"):
+        read_slots(mask, None, name="chosen_mask")
