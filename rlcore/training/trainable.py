@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore.algorithms import Algorithm
+from rlcore.models import _head
 from rlcore.tasks import Task
 
 
@@ -36,6 +37,16 @@ def check_trainable(
             f"advantage_function: {algorithm.name} has a critic, and an advantage for each token; "
             "wanted None"
         )
+    for name, model in (("reward_model", reward_model), ("critic", critic)):
+        if model is not None:
+            _check_scalar(name, model)
+
+
+def _check_scalar(name: str, model: Any) -> None:
+    try:
+        _head(model)
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from None
 
 
 def _check_reward(
