@@ -87,7 +87,8 @@ def group_advantages(
     centred = _centre(table * lift)  # R^(g) - mean R
     if scale == "none":
         return (centred / lift)[cell].to(dtype)
-    std = _std(compared * lift, ddof)
+    deviation = centred if compared is table else _centre(compared * lift)
+    std = _spread(deviation, _count(compared), ddof)
     advantages = torch.where(centred == 0, 0.0, centred / (std + eps * lift))
     return advantages[cell].to(dtype)
 
@@ -232,14 +233,18 @@ def _by_prompt(
         raise ValueError(
             f"group_ids: every group needs at least 2 rows to be compared; got 1 of group {lone}"
         )
-    order = values.argsort(stable=True)
-    order = order[line[order].argsort(stable=True)]  # by line, then by reward
-    place = torch.empty_like(line)
-    place[order] = torch.arange(len(line), device=line.device)
+    place = _inverse(line.argsort(stable=True))  # line by line, in the order of the batch
     column = place - (size.cumsum(dim=0) - size)[line]  # counted from where its line starts
     table = values.new_full((len(names), int(size.max())), math.nan, dtype=torch.float64)
     table[line, column] = values.double()
-    return table, (line, column), dtype
+    table, order = table.sort(dim=1, stable=True)  # NaN comes last
+    return table, (line, _inverse(order)[line, column]), dtype
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Where each element went, from where each was taken, along the last axis."""
+    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
 
 
 def _check_size(name: str, values: Tensor, dtype: torch.dtype) -> None:
@@ -295,10 +300,15 @@ def _centre(table: Tensor) -> Tensor:
 
 
 def _std(table: Tensor, ddof: int) -> Tensor:
-    """The std of each line, (P, 1).  Deviations are divided by the largest before they are squared,
-    so that no square leaves the range of float64."""
-    deviation = _centre(table).abs()
-    largest = deviation.amax(dim=1, keepdim=True)
+    """The std of each line, (P, 1)."""
+    return _spread(_centre(table), _count(table), ddof)
+
+
+def _spread(deviation: Tensor, count: Tensor, ddof: int) -> Tensor:
+    """The std of lines of so many rewards, (P, 1), from what ``_centre`` made of them.  Deviations
+    are divided by the largest before they are squared, so that no square leaves the range of
+    float64."""
+    largest = deviation.abs().amax(dim=1, keepdim=True)
     unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    mean_square = unit.square().sum(dim=1, keepdim=True) / (_count(table) - ddof).clamp(min=1)
+    mean_square = unit.square().sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)
     return largest * mean_square.sqrt()
