@@ -27,8 +27,8 @@ LONGEST = 5  # sentences of a demonstration
 
 # The true reward, in points. Tests and the book read them here.
 PRAISED = 1.0  # a part that was asked for, the first time it is praised; blamed: the same, below 0
+OFF_TOPIC = 0.5  # a part that was not asked for, praised or blamed: this share of it
 REPEATED = -0.5  # a sentence on a part that had one already
-OFF_TOPIC = 0.0  # a sentence on a part that was not asked for, praise or blame
 UNGRAMMATICAL = -1.0  # a sentence of another form, one that was cut, and no sentence at all
 TOO_MANY = -0.75  # each sentence beyond the fourth
 
@@ -100,10 +100,9 @@ def verify(problem: str, response: str) -> float:
         noun, praised = found
         if noun in seen:
             points += REPEATED
-        elif noun in asked:
-            points += PRAISED if praised else -PRAISED
         else:
-            points += OFF_TOPIC
+            share = 1.0 if noun in asked else OFF_TOPIC
+            points += share * (PRAISED if praised else -PRAISED)
         seen.add(noun)
     return points
 

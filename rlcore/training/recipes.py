@@ -99,7 +99,7 @@ RECIPES = {
     "sort-box-uneven": Recipe("sort-box-uneven", steps=80),
     "sort-filler": Recipe("sort-filler", steps=60),
     "letters": Recipe("letters", steps=40, learning_rate=3e-4),
-    "reviews": Recipe("reviews"),
+    "reviews": Recipe("reviews", sft_steps=800),
 }
 
 
@@ -113,14 +113,27 @@ def recipe(task: str, **changes: Any) -> Recipe:
     return replace(RECIPES[task], **changes)
 
 
-def row(algorithm: str | Algorithm, *, beta: float | None = 0.0) -> Algorithm:
+def row(
+    algorithm: str | Algorithm,
+    *,
+    beta: float | None = 0.0,
+    reward: str | None = None,
+    length_alpha: float | None = 0.5,
+) -> Algorithm:
     """The row as the recipes run it: the algorithm with `beta` for its KL weight.
 
     The recipes take beta = 0 (no KL term) for every row, so that rows differ only where the
-    chapters say; None keeps the paper's own weight. ValueError for a beta > 0 on a row without a
-    KL term.
+    chapters say; None keeps the paper's own weight. reward: "verifier", "reward_model" or "several"
+    in place of the row's own, as in `row("ppo", reward="verifier")`. length_alpha: of rows whose
+    lambda follows the length (VAPO); the paper's 0.05, which None keeps, is for thousands of
+    tokens: below 20 lambda is 0, and all rests on the critic. ValueError for a beta > 0 on a row
+    without a KL term, and where reward and row do not fit together.
     """
     chosen = by_name(algorithm) if isinstance(algorithm, str) else algorithm
+    if reward is not None:
+        chosen = replace(chosen, reward=reward)
+    if length_alpha is not None and chosen.length_alpha is not None:
+        chosen = replace(chosen, length_alpha=length_alpha)
     if beta is None:
         return chosen
     if beta == 0:

@@ -329,8 +329,8 @@ def test_the_true_reward_of_reviews_by_hand() -> None:
         "the plot was not good .": -1.0,
         "the plot was very dull .": -1.0,
         "i loved the plot . the plot was good .": 0.5,  # the second one only repeats
-        "i loved the pace .": 0.0,  # nobody asked
-        "the pace was dull . the pace was dull .": -0.5,
+        "i loved the pace .": 0.5,  # nobody asked
+        "the pace was dull . the pace was dull .": -1.0,
         "i loved the plot": -1.0,  # cut
         "i loved the plot . i loved the": 0.0,
         "i loved plot .": -1.0,
@@ -341,7 +341,7 @@ def test_the_true_reward_of_reviews_by_hand() -> None:
         ".": -1.0,
         "i loved the plot . the cast was fun . the humor was so great . i liked the music .": 4.0,
         "i loved the plot . i loved the cast . i loved the humor . i loved the music . "
-        "i loved the pace .": 4 - 0.75,
+        "i loved the pace .": 4 + 0.5 - 0.75,
         "i loved the <pad> plot .": -1.0,
         "i loved the plot .\n": 1.0,  # white space is what the tokenizer makes of it
     }
