@@ -10,7 +10,6 @@ import argparse
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -63,6 +62,7 @@ def train(options: argparse.Namespace) -> int:
             "evaluate_every",
             "advantages",
             "beta",
+            "length_alpha",
             "temperature",
             "measure_kl",
             "n",
@@ -191,15 +191,23 @@ def algorithms(options: argparse.Namespace) -> int:
 def _row(options: argparse.Namespace, judged: bool) -> Any:
     """The row to train: with a reward model where one is given, else with the task's verifier."""
     from rlcore import training
+    from rlcore.algorithms import by_name
 
-    beta = {None: 0.0, "paper": None}.get(options.beta, options.beta)
-    row = training.row(options.algorithm, beta=beta)
-    if judged and row.reward == "verifier":
-        return replace(row, reward="reward_model")
-    if row.reward == "reward_model" and not judged:
-        print(f"{row.name}: no --reward-model is given; the reward is the task's verifier")
-        return replace(row, reward="verifier")
-    return row
+    own, reward = by_name(options.algorithm), None
+    if own.length_alpha is None:
+        _refuse(options, options.algorithm, "length_alpha")
+    if judged and own.reward == "verifier":
+        reward = "reward_model"
+    elif own.reward == "reward_model" and not judged:
+        print(f"{options.algorithm}: without --reward-model the reward is the task's verifier")
+        reward = "verifier"
+    settings = {"beta": options.beta, "length_alpha": options.length_alpha}
+    given = {
+        name: None if value == "paper" else value
+        for name, value in settings.items()
+        if value is not None
+    }
+    return training.row(options.algorithm, reward=reward, **given)
 
 
 def _report(run: Any) -> int:
@@ -278,7 +286,7 @@ def _parser() -> argparse.ArgumentParser:
         "--reward-model", metavar="FOLDER", help="its score is the reward, not the verifier's"
     )
     run.add_argument("--score-normalization", help="of the reward model: none or start")
-    run.add_argument("--critic-learning-rate", type=float, help="(default: the policy's)")
+    run.add_argument("--critic-learning-rate", type=float, help="(default: twice the policy's)")
     run.add_argument(
         "--bootstrap-truncated", action="store_true", default=None,
         help="a response that was cut goes on with the critic's value",
@@ -288,7 +296,10 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="of the steps, those that train the critic alone",
     )
-    run.add_argument("--beta", type=_beta, help="KL weight, or 'paper' (default: 0)")
+    run.add_argument("--beta", type=_weight, help="KL weight, or 'paper' (default: 0)")
+    run.add_argument(
+        "--length-alpha", type=_weight, help="of VAPO's lambda, or 'paper' (default: 0.5)"
+    )
     recipe = run.add_argument_group("instead of the recipe's")
     recipe.add_argument("--size", help="nano, tiny, small or medium")
     whole = ("sft-steps", "sft-batch-size", "steps", "prompts-per-step", "group-size")
@@ -322,7 +333,7 @@ def _function(place: str | None) -> Callable[..., Any] | None:
     return cast("Callable[..., Any]", found)
 
 
-def _beta(text: str) -> float | str:
+def _weight(text: str) -> float | str:
     return text if text == "paper" else float(text)
 
 

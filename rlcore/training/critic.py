@@ -63,7 +63,7 @@ def critic_settings(
         raise ValueError(
             f"value_pretraining_steps: found {pretraining}; wanted fewer than steps, {steps}"
         )
-    rate = learning_rate if critic_learning_rate is None else critic_learning_rate
+    rate = 2 * learning_rate if critic_learning_rate is None else critic_learning_rate
     check_positive(critic_learning_rate=rate)
     return {
         "critic_learning_rate": rate,

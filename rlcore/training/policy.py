@@ -105,11 +105,12 @@ def train_policy(
 
     The critic, for rows with advantage="gae": a model of its own, with an update for each of the
     policy's. critic: a scalar model, trained in place; None: a copy of the reward model where there
-    is one, else of the policy with a head of zeros. critic_learning_rate: None, as `learning_rate`;
-    it falls alike. bootstrap_truncated: a response that was cut goes on with the critic's value
-    after its last token; False, nothing follows it. value_pretraining_steps: of `steps`, the first
-    so many train the critic alone, on the whole returns of the start policy; None: a tenth of
-    `steps` where the row asks for it (VAPO), else none.
+    is one, else of the policy with a head of zeros. critic_learning_rate: None, twice
+    `learning_rate`, as VAPO has it; it falls alike. bootstrap_truncated: a response that was cut
+    goes on with the critic's value after its last token; False, nothing follows it.
+    value_pretraining_steps: of `steps`, the first so many train the critic alone, on the whole
+    returns of the start policy; None: a tenth of `steps` where the row asks for it (VAPO), else
+    none.
 
     Other arguments, and what is raised: see `train_sft`.
 

@@ -13,6 +13,7 @@ import torch
 
 from rlcore import models, training
 from rlcore.__main__ import main
+from rlcore.tasks import get_task
 from rlcore.training import read_run, recipe, row, sft_start, train_policy
 
 SMALL = ["--sft-steps", "6", "--sft-batch-size", "8", "--steps", "3", "--prompts-per-step", "4",
@@ -191,6 +192,11 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
         ([*GOOD, "--group-size", "1"], "group_size: found 1; wanted .* at least 2"),
         ([*GOOD, "--seed", "-1"], "seed: found -1"),
         ([*GOOD, "--beta", "-1"], "beta"),
+        ([*GOOD, "--length-alpha", "0.5"], "--length-alpha has no meaning with grpo"),
+        (
+            ["train", "gdpo", "--task", "sort-box", "--out", "OUT", "--reward-model", "no"],
+            "not a model folder",
+        ),
         ([*GOOD, "--beta", "x"], "--beta: invalid"),
         ([*GOOD, "--updates-per-batch", "0"], "updates_per_batch: found 0"),
         ([*GOOD, "--max-sampling-rounds", "0"], "max_sampling_rounds: found 0"),
@@ -299,3 +305,53 @@ def test_the_command_trains_a_row_that_samples_on(tmp_path) -> None:
     assert recorded.metrics == run.metrics
     assert recorded.settings["max_sampling_rounds"] == 2
     assert recorded.metrics[0]["sampling_rounds"] == 2
+
+
+def test_the_command_trains_ppo_on_a_verifier_and_says_so(tmp_path, capsys) -> None:
+    """What the notebook's call does, bit for bit; the record's row has the verifier in it."""
+    setup = recipe("sort", size="nano", sft_steps=6, sft_batch_size=8, steps=3, prompts_per_step=4,
+                   group_size=4)  # fmt: skip
+    model, tokenizer, task, _ = sft_start(setup, seed=1, progress=False, threads=1, device="cpu")
+    run = train_policy(
+        model, tokenizer, task, row("ppo", reward="verifier"), **setup.policy_settings(), seed=1,
+        progress=False, threads=1, device="cpu", critic_learning_rate=3e-3,
+        bootstrap_truncated=True, value_pretraining_steps=1,
+    )  # fmt: skip
+    words = ["train", "ppo", "--task", "sort", "--seed", "1", "--out", str(tmp_path / "run")]
+    more = ["--critic-learning-rate", "3e-3", "--bootstrap-truncated",
+            "--value-pretraining-steps", "1"]  # fmt: skip
+    assert main([*words, *SMALL, *more]) == 0
+    assert "without --reward-model the reward is the task's verifier" in capsys.readouterr().out
+    recorded = read_run(tmp_path / "run")
+    assert recorded.metrics == run.metrics
+    assert recorded.settings["algorithm"]["reward"] == "verifier"
+    assert recorded.settings["critic_learning_rate"] == 3e-3
+    loaded, _ = models.load(tmp_path / "run" / "model", device="cpu")
+    for a, b in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_command_trains_on_a_reward_model(algorithm: str, tmp_path) -> None:
+    tokenizer = models.build_tokenizer(get_task("sort").vocabulary)
+    scorer = models.build_scalar_model(models.build_model("nano", tokenizer, seed=3), seed=3)
+    models.save(scorer, tokenizer, tmp_path / "judge")
+    words = ["train", algorithm, "--task", "sort", "--out", str(tmp_path / "run"), *SMALL]
+    more = ["--reward-model", str(tmp_path / "judge"), "--score-normalization", "start"]
+    assert main([*words, *more]) == 0
+    run = read_run(tmp_path / "run")
+    assert run.settings["algorithm"]["reward"] == "reward_model"
+    assert run.settings["score_normalization"] == "start"
+    assert 0 <= run.metrics[0]["true_reward"] <= 1
+    assert run.metrics[0]["reward"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_command_trains_several_rewards_and_vapo(tmp_path) -> None:
+    words = ["train", "gdpo", "--task", "sort-box", "--out", str(tmp_path / "gdpo"), *SMALL]
+    assert main(words) == 0
+    assert "rewards/correct/mean" in read_run(tmp_path / "gdpo").metrics[0]
+    words = ["train", "vapo", "--task", "sort", "--out", str(tmp_path / "vapo"), *SMALL]
+    assert main([*words, "--length-alpha", "paper"]) == 0
+    run = read_run(tmp_path / "vapo")
+    assert run.settings["algorithm"]["length_alpha"] == 0.05
+    assert run.settings["value_pretraining_steps"] == 1

@@ -151,6 +151,7 @@ def test_steps_by_hand(name: str, bootstrap: bool, updates: int, coin, make) -> 
     run = train_policy(
         model, tokenizer, coin, algorithm, **{**SETTINGS, "steps": 2}, critic=critic,
         updates_per_batch=updates, bootstrap_truncated=bootstrap, value_pretraining_steps=0,
+        critic_learning_rate=1e-2,
     )  # fmt: skip
     ours = [u for metrics in run.metrics for u in metrics.get("updates", [metrics])]
     assert len(ours) == len(wanted) == 2 * updates
@@ -282,7 +283,7 @@ def test_pretraining_fits_the_critic_alone_to_whole_returns(algorithm, coin, mak
     seen: list[torch.Tensor] = []
     run = train_policy(
         model, tokenizer, replace(coin, verify=at_the_third), plain, **{**SETTINGS, "steps": 3},
-        critic=critic, value_pretraining_steps=2,
+        critic=critic, value_pretraining_steps=2, critic_learning_rate=1e-2,
     )  # fmt: skip
     assert len(seen) == 3 * 16
     assert all(torch.equal(one, before) for one in seen)
@@ -305,7 +306,7 @@ def test_how_many_steps_of_pretraining(coin, make) -> None:
         assert run.settings["value_pretraining_steps"] == steps
         assert sum(metrics["loss"] is None for metrics in run.metrics) == steps
     assert critic_module.critic_settings(VAPO, 120, 1.0, None, False, None) == {
-        "critic_learning_rate": 1.0, "bootstrap_truncated": False, "value_pretraining_steps": 12,
+        "critic_learning_rate": 2.0, "bootstrap_truncated": False, "value_pretraining_steps": 12,
     }  # fmt: skip
 
 

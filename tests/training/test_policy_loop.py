@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.algorithms import DR_GRPO, GRPO, REINFORCE, RLOO, compute_advantages, compute_loss
+from rlcore.algorithms import (
+    DR_GRPO,
+    GRPO,
+    PPO,
+    REINFORCE,
+    RLOO,
+    VAPO,
+    compute_advantages,
+    compute_loss,
+)
 from rlcore.sampling import response_logprobs, sample
 from rlcore.training import NonFiniteError, read_run, row, train_policy
 from rlcore.training import policy as policy_module
@@ -431,3 +440,18 @@ def test_rows_of_the_recipes() -> None:
     assert row("grpo", beta=0.1).beta == 0.1
     with pytest.raises(ValueError, match="beta"):
         row("reinforce", beta=0.1)
+
+
+def test_rows_of_the_recipes_with_another_reward_or_lambda() -> None:
+    """Each choice is in the row, and so in the record."""
+    assert row("ppo", beta=None) == PPO
+    assert row("ppo", reward="verifier", beta=None) == replace(PPO, reward="verifier")
+    assert row("grpo", reward="several", beta=None) == replace(GRPO, reward="several")
+    assert row("vapo") == replace(VAPO, length_alpha=0.5)
+    assert row("vapo", length_alpha=None) == VAPO
+    assert row("vapo", length_alpha=0.1).length_alpha == 0.1
+    assert row("ppo", beta=None, length_alpha=0.1) == PPO  # its lambda does not follow the length
+    with pytest.raises(ValueError, match="reward must be several"):
+        row("gdpo", reward="verifier")
+    with pytest.raises(ValueError, match="reward must be one of"):
+        row("grpo", reward="praise")
