@@ -312,7 +312,7 @@ def compute_loss(
     if algorithm.nll_coef > 0:
         (right,) = _needed(algorithm, "nll_coef", correct=correct)
         chosen = mask & _flags("correct", right, mask)[:, None]
-        part = sft_loss(logprobs, chosen, total=correct_total, allow_empty=True)
+        part, _ = sft_loss(logprobs, chosen, total=correct_total, allow_empty=True)
         loss, stats = loss + algorithm.nll_coef * part, stats | {"nll_loss": part.detach()}
     return loss, stats
 

@@ -14,15 +14,16 @@ def sft_loss(
     *,
     aggregation: str = "token_mean",
     total: Any = None,
+    entropies: Tensor | None = None,
     allow_empty: bool = False,
-) -> Tensor:
+) -> tuple[Tensor, dict[str, Tensor]]:
     r"""$\mathcal L = -\operatorname{mean} \log\pi_\theta(y_t \mid x, y_{<t})$ over the tokens to be
     learned, to MINIMISE.
 
     ``logprobs`` (nats) and ``mask`` are $(B, T)$.  ``mask`` is true at the tokens of the
     demonstrated response (the end-of-sequence token too, so that the model learns to stop), false
-    at prompt and padding.  The gradient flows to ``logprobs``; the result is a scalar in float32 or
-    wider.
+    at prompt and padding.  The gradient flows to ``logprobs``; the result is the loss and its
+    statistics, scalars in float32 or wider, the statistics without gradient.
 
     ``aggregation``:
 
@@ -32,6 +33,10 @@ def sft_loss(
     ``total``: as in ``aggregate``, the tokens (or responses) of the whole step when the call sees a
     part of it; a mean of the parts' means would be another loss.  ``allow_empty``: rows without a
     token to be learned are left out; if all are, the loss is 0.
+
+    Statistics, of this call's tokens alone: ``nll_loss``, their mean $-\log\pi_\theta$ whatever the
+    aggregation; ``num_tokens``; ``entropy``, where ``entropies`` (nats, $(B, T)$) are given: they
+    are only measured.
 
     This is also the likelihood term of VAPO (arXiv 2504.05118, sec. 5.1): ``mask`` true in the rows
     of correct answers only, ``allow_empty=True``, the result times $\mu = 0.1$.
@@ -44,4 +49,12 @@ def sft_loss(
     check_choice("aggregation", aggregation, ("token_mean", "sequence_mean"))
     slots = read_slots(mask, logprobs, name="mask", allow_empty=allow_empty)
     values = read_tokens("logprobs", logprobs, slots.mask, slots.real)
-    return -weigh(values, slots, aggregation, total=total, padded=False)
+    loss = -weigh(values, slots, aggregation, total=total, padded=False)
+    stats = {
+        "nll_loss": -weigh(values.detach(), slots, "token_mean", padded=False),
+        "num_tokens": slots.mask.sum(),
+    }
+    if entropies is not None:
+        measured = read_tokens("entropies", entropies, slots.mask, slots.real).detach()
+        stats["entropy"] = weigh(measured, slots, "token_mean", padded=False)
+    return loss, stats

@@ -90,7 +90,7 @@ def train_sft(
         logprobs = token_logprobs(logits, ids)
         if not bool(logprobs.detach()[mask].isfinite().all()):
             raise NonFiniteError("the loss is not finite", {"input_ids": ids, "mask": mask})
-        loss = sft_loss(logprobs, mask)
+        loss, _ = sft_loss(logprobs, mask)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         tensors = {"input_ids": ids, "mask": mask}

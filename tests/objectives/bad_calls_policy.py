@@ -109,6 +109,7 @@ TABLE = table(
         *of_tokens(sft_loss, "logprobs", "mask"),
         (lambda: sft_loss(LP, MASK, aggregation="sequence_sum"), "aggregation must be one of token_mean, sequence_mean; got 'sequence_sum'"),
         (lambda: sft_loss(LP, MASK, total=3), "total must be at least the 5 tokens of this part; got 3"),
+        *of_tokens(lambda h, m: sft_loss(LP, m, entropies=h), "entropies")[:7],
     ],
     policy_loss=[
         *of_tokens(lambda lp, m: loss(lp, LP, ADV, m), "logprobs"),

@@ -680,7 +680,7 @@ def test_the_likelihood_of_correct_responses() -> None:
     loss, stats = batch.loss(VAPO)
     bare, _ = batch.loss(replace(VAPO, nll_coef=0.0))
     chosen = batch.mask & batch.correct[:, None]
-    wanted = sft_loss(batch.new, chosen, allow_empty=True)
+    wanted, _ = sft_loss(batch.new, chosen, allow_empty=True)
     close(loss, bare + 0.1 * wanted)
     assert stats["nll_loss"] == wanted
     batch.correct = torch.zeros_like(batch.correct)

@@ -194,7 +194,7 @@ def test_padding_of_the_smaller_functions(batch: dict, garbage: float) -> None:
     clean_new, clean_old = batch["new"].requires_grad_(), batch["old"]
     rewards = batch["advantages"]
     pairs = [
-        (sft_loss(new, mask), sft_loss(clean_new, mask)),
+        (sft_loss(new, mask)[0], sft_loss(clean_new, mask)[0]),
         *(
             (
                 kl_per_token(new, old, mask, estimator=name),
@@ -856,7 +856,7 @@ def test_the_dtype_of_losses(dtype: torch.dtype) -> None:
         )
         assert loss.dtype == wide
         assert all(value.dtype in (torch.float32, wide) for value in stats.values())
-    assert sft_loss(values, mask).dtype == wide
+    assert sft_loss(values, mask)[0].dtype == wide
     assert aggregate(values, mask).dtype == wide
     for level in RATIO_LEVELS:
         assert importance_ratio(values, values, mask, level=level).dtype == wide
@@ -877,3 +877,24 @@ def test_half_precision_inputs_are_computed_in_float32(choices: dict, batch: dic
     full, stats_full = policy_loss(new.float(), old.float(), advantages.float(), mask, **choices)
     assert torch.equal(half, full)
     assert all(torch.equal(stats_half[key], stats_full[key]) for key in stats_full)
+
+
+def test_statistics_of_the_likelihood() -> None:
+    """Of this call's tokens alone, whatever the aggregation and the size of the step."""
+    logprobs = torch.tensor([[-1.0, -2.0, math.nan], [-3.0, math.inf, 5.0]], dtype=torch.float64)
+    entropies = torch.tensor([[0.5, 1.0, -math.inf], [0.3, 9.0, 9.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    for how, total, loss in (
+        ("token_mean", None, 2.0),
+        ("token_mean", 12, 0.5),
+        ("sequence_mean", 2, 2.25),
+    ):
+        leaf = entropies.clone().requires_grad_()
+        ours, stats = sft_loss(
+            logprobs.clone().requires_grad_(), mask, aggregation=how, total=total, entropies=leaf
+        )
+        assert ours.item() == pytest.approx(loss)
+        assert stats.keys() == {"nll_loss", "num_tokens", "entropy"}
+        assert not any(value.requires_grad for value in stats.values())
+        assert [stats[name].item() for name in stats] == pytest.approx([2.0, 3, 0.6])
+    assert sft_loss(logprobs, mask)[1].keys() == {"nll_loss", "num_tokens"}

@@ -759,7 +759,7 @@ def test_orpo(agree: Agree) -> None:
             else:
                 whole = masks[0] | (torch.arange(masks[0].shape[1]) < data.prompt - 1)
                 loss, stats = compute_preference_loss(replace(row, nll_coef=0.0), *logprobs, *masks)
-                loss, names = loss + sft_loss(logprobs[0], whole), ()
+                loss, names = loss + sft_loss(logprobs[0], whole)[0], ()
             agree("ORPOTrainer", with_gradients(loss, logits=logits), wanted, SINGLE, f"{seed=}")
             names += ("log_odds_chosen", "log_odds_ratio", *LOGPS)
             agree("ORPOTrainer, statistics", *both(metrics, stats, names), SINGLE, f"seed {seed}")
@@ -856,7 +856,7 @@ def test_supervised(agree: Agree) -> None:
         loss, _ = trl.sft_loss(trl.settings("sft", loss_type="nll"), logits, labels, step_tokens)
         wanted = with_gradients(loss, logits=logits)
         logits = leaf(given)
-        loss = sft_loss(token_logprobs(logits, ids), mask[:, 1:], total=step_tokens)
+        loss, _ = sft_loss(token_logprobs(logits, ids), mask[:, 1:], total=step_tokens)
         agree("SFTTrainer", with_gradients(loss, logits=logits), wanted, EXACT, f"seed {seed}")
 
 

@@ -637,8 +637,8 @@ def supervised(inputs: dict, make: Make) -> Results:
     return {
         "token_logp": torch.where(mask, logprobs, 0.0),
         "n_tokens": mask.sum().double(),
-        "loss_token_mean": sft_loss(logprobs, mask),
-        "loss_seq_mean_of_token_means": sft_loss(logprobs, mask, aggregation="sequence_mean"),
+        "loss_token_mean": sft_loss(logprobs, mask)[0],
+        "loss_seq_mean_of_token_means": sft_loss(logprobs, mask, aggregation="sequence_mean")[0],
     }
 
 
