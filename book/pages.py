@@ -76,6 +76,12 @@ def read_page(text: str) -> nbformat.NotebookNode:
     return notebook
 
 
+def used(text: str) -> str:
+    """The fingerprint of the code and data that a page uses; empty for a page without code."""
+    cells = read_page(text).cells
+    return cells[-1].source if cells and cells[-1].cell_type == "code" else ""
+
+
 def _mark(cell: nbformat.NotebookNode) -> None:
     tags = list(cell.metadata.get("tags", []))
     if "hidden-test" in tags:

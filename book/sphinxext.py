@@ -18,7 +18,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from book import notebooks
+from book import notebooks, pages
 from book.bootstrap import ROOT
 from book.quoted import KEY, MIME
 from book.widget_bundle import bundle
@@ -96,6 +96,20 @@ def close_fold(self: Any, node: nodes.Element) -> None:
     self.body.append("</details>\n")
 
 
+def pages_with_new_outputs(app: Sphinx, env: Any, *_: Any) -> list[str]:
+    """The pages that Sphinx must read again although their text is as it was: other code or data
+    was run, and the execution cache holds new outputs."""
+    known: dict[str, str] = env.__dict__.setdefault("used_on_pages", {})
+    stale = []
+    for page in sorted(env.found_docs):
+        path = Path(env.doc2path(page))
+        used = pages.used(path.read_text(encoding="utf-8")) if path.suffix == ".md" else ""
+        if known.get(page, used) != used:
+            stale.append(page)
+        known[page] = used
+    return stale
+
+
 def write_widgets(app: Sphinx, _config: Any) -> None:
     """Put the widgets' modules, joined in one classic script, among the page's static files."""
     folder = Path(app.doctreedir).parent / "widget-static"
@@ -153,6 +167,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("colab_branch", "notebooks", "html", str)
     app.setup_extension("myst_nb")
     app.add_role("eval", QuotedValue(), override=True)
+    app.connect("env-get-outdated", pages_with_new_outputs)
     app.connect("doctree-read", name_exercise_cells)
     app.add_post_transform(PrintedSource)
     app.add_node(HideCodeCellNode, override=True, html=(open_fold, close_fold))

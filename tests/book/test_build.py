@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from book.build import build
 from book.execute import ChapterError, execute_page
 
 DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).resolve().parents[2]
 HEADER = (DATA / "demo.md").read_text("utf-8").split("# A demonstration")[0]
 
 
@@ -132,6 +135,27 @@ def test_text_edit_runs_nothing_and_code_edit_runs_the_page(tmp_path, capfd, mon
     monkeypatch.setattr(dependencies, "fingerprint", lambda source: "another")
     assert execute_page(page, "chapters/page.md", source / "build", timeout=60)
     assert not execute_page(page, "chapters/page.md", source / "build", timeout=60)
+
+
+def test_new_outputs_of_an_old_text_reach_the_page(tmp_path):
+    """A copy of the project: a module that a page uses changes, and the page shows it."""
+    for name in ("book", "widgets"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("_config.yml", "requirements.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.rmtree(tmp_path / "book" / "locale", ignore_errors=True)
+    (tmp_path / "rlcore").mkdir()
+    module = tmp_path / "rlcore" / "__init__.py"
+    used = "from rlcore import answer\n\nprint(answer)"
+    make_source(tmp_path, page=HEADER + "# Page\n\n" + cell(used) + "It is {eval}`answer`.\n")
+    for answer in ("old answer", "new answer"):
+        module.write_text(f"answer = {answer!r}\n", encoding="utf-8")
+        command = [sys.executable, "-c", "from book.build import build; build()"]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        assert "ran chapters/page.md" in run.stdout
+        html = (tmp_path / "build" / "html" / "chapters" / "page.html").read_text("utf-8")
+        assert f'<span class="quoted-value">{answer}</span>' in html
 
 
 def test_a_failed_cell_fails_every_build_until_it_is_mended(tmp_path):
