@@ -34,6 +34,7 @@ TOO_MANY = -0.75  # each sentence beyond the fourth
 
 # What the demonstrations are like: the writer is in two minds, wanders off and stumbles.
 POSITIVE, WANDERS, STUMBLES = 0.6, 0.2, 0.05
+NEGATES = 0.1  # share of sentences with "not"; few, so that counting good words nearly suffices
 
 
 def parts_of(problem: str) -> list[str]:
@@ -51,11 +52,10 @@ def problem(rng: random.Random) -> str:
 
 def sentence(noun: str, positive: bool, rng: random.Random) -> str:
     """A sentence on a part, in one of the three forms of the language."""
-    form = rng.randrange(3)
-    if form == 0:
-        return f"i {rng.choice(LIKED if positive else DISLIKED)} the {noun} ."
-    if form == 1:
+    if rng.random() < NEGATES:
         return f"the {noun} was not {rng.choice(BLAME if positive else PRAISE)} ."
+    if rng.random() < 0.5:
+        return f"i {rng.choice(LIKED if positive else DISLIKED)} the {noun} ."
     degree = rng.choice(("", *(f"{word} " for word in DEGREES)))
     return f"the {noun} was {degree}{rng.choice(PRAISE if positive else BLAME)} ."
 

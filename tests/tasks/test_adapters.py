@@ -1,0 +1,252 @@
+"""Tasks from other packages: their problems and scores, and no response is ever run.
+
+The packages are extras. What is ours is tested with stand-ins of the same calls; the tests with the
+packages themselves run where they are installed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+
+import pytest
+
+from rlcore.tasks import rate
+from rlcore.tasks.math_verify import math_task
+from rlcore.tasks.reasoning_gym import reasoning_gym_task
+
+EVIL = "__import__('pathlib').Path('{}').write_text('run')"
+
+
+class Adding:
+    """A data set as the package makes them: question, answer, score_answer."""
+
+    def __init__(self, size: int, seed: int, digits: int = 1) -> None:
+        assert digits < 3, "digits must be below 3"
+        self.size, self.seed, self.digits = size, seed, digits
+        self.made: list[int] = []
+
+    def __getitem__(self, i: int) -> dict:
+        self.made.append(i)
+        a, b = divmod(i + self.seed, 10**self.digits)
+        return {"question": f"{a} + {b}?", "answer": str(a + b), "metadata": {}}
+
+    def score_answer(self, answer: str, entry: dict) -> float:
+        return float(answer == entry["answer"])
+
+
+RUNS = """
+class Running:
+    def __init__(self, size, seed):
+        pass
+    def __getitem__(self, i):
+        return {"question": f"{i}", "answer": f" {i}", "metadata": {}}
+    def score_answer(self, answer, entry):
+        return float(eval(answer) == int(entry["answer"]))
+"""
+
+
+@pytest.fixture
+def gym(monkeypatch, tmp_path):
+    """A stand-in for the package: one honest data set, and one that runs what it is given."""
+    (tmp_path / "running_data.py").write_text(RUNS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import running_data
+
+    kinds = {"adding": Adding, "running": running_data.Running}
+    package = types.ModuleType("reasoning_gym")
+    package.factory = types.SimpleNamespace(DATASETS=kinds)
+    package.create_dataset = lambda name, **settings: kinds[name](**settings)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", package)
+    # This file holds a data set that runs text, and Adding beside it: only Adding is meant.
+    monkeypatch.setattr("inspect.getsource", lambda m: RUNS if m is running_data else "")
+    yield package
+    sys.modules.pop("running_data", None)
+
+
+def test_a_data_set_becomes_a_task(gym) -> None:
+    task = reasoning_gym_task("adding", max_new_tokens=3, size=200, seed=5, digits=2)
+    problem = task.draw(random.Random(0))
+    assert task.solution(problem) == str(sum(map(int, problem[:-1].split(" + "))))
+    assert task.verify(problem, f" {task.solution(problem)}\n") == 1.0
+    assert task.verify(problem, "x") == 0.0
+    assert task.verify(problem, None) == 0.0  # type: ignore[arg-type]
+    held_out = task.prompts("held-out", 10)
+    rng = random.Random(1)
+    assert not {task.draw(rng) for _ in range(300)} & set(held_out)
+
+
+def test_a_problem_is_found_by_a_task_that_never_drew_it(gym) -> None:
+    """As in a resumed run, or for prompts read from a file."""
+    first, second = (reasoning_gym_task("adding", max_new_tokens=3, size=50) for _ in range(2))
+    problem = first.draw(random.Random(3))
+    assert second.verify(problem, first.solution(problem)) == 1.0
+    with pytest.raises(ValueError, match="it is none of the 50 of adding"):
+        second.verify("7 + 77?", "84")
+
+
+def test_template_extraction_and_mistakes(gym) -> None:
+    task = reasoning_gym_task(
+        "adding",
+        max_new_tokens=9,
+        size=90,
+        mistakes=0.5,
+        prompt=lambda question: f"Q: {question} A:",
+        extract=lambda response: response.rpartition("=")[2],
+    )
+    rng = random.Random(0)
+    problems = [task.draw(rng) for _ in range(600)]
+    assert all(problem.startswith("Q: ") for problem in problems)
+    assert task.verify(problems[0], f"1 + 1 = 3, so ={task.solution(problems[0])}") == 1.0
+    right = [task.demonstration(p, rng) == task.solution(p) for p in problems]
+    # Half are right on purpose; of the others about one in twelve is by accident.
+    assert 0.47 < sum(right) / len(right) < 0.64
+
+
+def test_a_response_is_never_run(gym, tmp_path) -> None:
+    evil = EVIL.format(tmp_path / "seen")
+    with pytest.raises(ValueError, match="exact: running may run a response as python"):
+        reasoning_gym_task("running", max_new_tokens=3)
+    task = reasoning_gym_task("running", max_new_tokens=3, size=20, exact=True)
+    problem = task.draw(random.Random(0))
+    assert rate(task, problem, evil) == (0.0, None)
+    assert not (tmp_path / "seen").exists()
+    assert task.verify(problem, problem) == 1.0
+    assert task.verify(problem, f"{problem} + 0") == 0.0  # right as python, but another text
+    # The stand-in would have run it:
+    gym.factory.DATASETS["running"](1, 0).score_answer(evil, {"answer": "1"})
+    assert (tmp_path / "seen").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "chess"}, "name: found 'chess'; wanted one of adding, running"),
+        ({"digits": 3}, "settings: adding takes no such settings .digits must be below 3"),
+        ({"colour": 1}, "settings: adding takes no such settings .*colour"),
+        ({"mistakes": 2}, "mistakes: found 2"),
+        ({"size": 0}, "size: found 0"),
+        ({"seed": -1}, "seed: found -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens: found 0"),
+    ],
+)
+def test_bad_arguments_of_reasoning_gym(change: dict, message: str, gym) -> None:
+    with pytest.raises(ValueError, match=message):
+        reasoning_gym_task(**{"name": "adding", "max_new_tokens": 3, **change})
+
+
+def test_a_missing_package_says_how_to_get_it(monkeypatch) -> None:
+    for name in ("reasoning_gym", "math_verify"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match="pip install reasoning-gym"):
+        reasoning_gym_task("chain_sum", max_new_tokens=3)
+    with pytest.raises(ValueError, match="pip install math-verify"):
+        math_task("m", [("q", "1")], max_new_tokens=3)
+
+
+@pytest.fixture
+def verifier(monkeypatch):
+    """A stand-in for math-verify: numbers alone, and it notes what it was given."""
+    package = types.ModuleType("math_verify")
+    package.given = []
+
+    def parse(text: str, *, parsing_timeout: int) -> list[float]:
+        package.given.append(text)
+        return [float(word) for word in text.split() if word.replace(".", "").isdigit()]
+
+    def verify(gold: list[float], found: list[float], *, timeout_seconds: int) -> bool:
+        return gold[-1:] == found[-1:]
+
+    package.parse, package.verify = parse, verify
+    monkeypatch.setitem(sys.modules, "math_verify", package)
+    return package
+
+
+QUESTIONS = [(f"{n} + {n}?", str(2 * n)) for n in range(40)]
+
+
+def test_questions_become_a_task(verifier) -> None:
+    task = math_task("sums", QUESTIONS, max_new_tokens=4, mistakes=0.25)
+    assert task.verify("3 + 3?", "I think 6.0") == 1.0
+    assert task.verify("3 + 3?", "7") == task.verify("3 + 3?", None) == 0.0  # type: ignore[arg-type]
+    assert task.verify("3 + 3?", "") == 0.0
+    with pytest.raises(ValueError, match="problem: found '1'; it is none of the 40"):
+        task.verify("1", "1")
+    rng = random.Random(0)
+    problems = [task.draw(rng) for _ in range(800)]
+    assert {task.split_of(p) for p in problems} == {"train"}
+    right = sum(task.verify(p, task.demonstration(p, rng)) for p in problems) / 800
+    assert right == pytest.approx(0.75 + 0.25 / 40, abs=4 * (0.19 / 800) ** 0.5)
+
+
+def test_only_the_end_of_a_long_response_is_looked_at(verifier) -> None:
+    task = math_task("sums", QUESTIONS, max_new_tokens=4)
+    assert task.verify("3 + 3?", "9 " * 5000 + "6") == 1.0
+    assert max(map(len, verifier.given)) == 2000
+
+
+def test_outside_the_main_thread_the_reward_is_missing(verifier) -> None:
+    import threading
+
+    task, found = math_task("sums", QUESTIONS, max_new_tokens=4), []
+    thread = threading.Thread(target=lambda: found.append(rate(task, "3 + 3?", "6")))
+    thread.start()
+    thread.join()
+    reward, error = found[0]
+    assert reward != reward
+    assert "can only stop in the main thread" in error
+
+
+@pytest.mark.parametrize(
+    ("problems", "message"),
+    [
+        ([], "problems: found none"),
+        ([("a", "1"), ("a", "2")], "problems: found 'a' twice"),
+        ([("a", "hello")], "problems: found the answer 'hello'; wanted mathematics"),
+    ],
+)
+def test_bad_questions(problems, message: str, verifier) -> None:
+    with pytest.raises(ValueError, match=message):
+        math_task("m", problems, max_new_tokens=4)
+
+
+def test_the_real_reasoning_gym(tmp_path) -> None:
+    pytest.importorskip("reasoning_gym")
+    task = reasoning_gym_task("chain_sum", max_new_tokens=8, size=300, max_digits=1, min_digits=1)
+    rng = random.Random(0)
+    for _ in range(20):
+        problem = task.draw(rng)
+        assert task.verify(problem, task.solution(problem)) == 1.0
+        assert task.verify(problem, "nothing") == 0.0
+    evil = EVIL.format(tmp_path / "seen")
+    # These run a response, by eval and by sympy's parse_expr (see what runs_text looks for).
+    for name in ("spiral_matrix", "binary_matrix", "n_queens", "string_insertion", "countdown",
+                 "puzzle24", "polynomial_multiplication", "simple_integration",
+                 "intermediate_integration"):  # fmt: skip
+        with pytest.raises(ValueError, match=f"exact: {name} may run a response"):
+            reasoning_gym_task(name, max_new_tokens=8)
+        task = reasoning_gym_task(name, max_new_tokens=8, size=20, exact=True)
+        problem = task.draw(rng)
+        assert rate(task, problem, evil) == (0.0, None)
+        assert rate(task, problem, task.solution(problem)) == (1.0, None)
+    assert not (tmp_path / "seen").exists()
+
+
+def test_the_real_math_verify(tmp_path) -> None:
+    pytest.importorskip("math_verify")
+    problems = [("half?", r"\frac{1}{2}"), ("square?", "$x^2+2x+1$"), ("n?", "42")]
+    task = math_task("m", problems, max_new_tokens=8)
+    worth = {
+        ("half?", "0.5"): 1.0,
+        ("half?", r"so it is \boxed{\frac12}"): 1.0,
+        ("half?", "2"): 0.0,
+        ("square?", "$(x+1)^2$"): 1.0,
+        ("n?", "the answer is 42."): 1.0,
+        ("n?", ""): 0.0,
+        ("n?", EVIL.format(tmp_path / "seen")): 0.0,
+        ("n?", "9**9**9**9"): 0.0,  # stops after two seconds
+    }
+    for (problem, response), reward in worth.items():
+        assert rate(task, problem, response) == (reward, None), response
+    assert not (tmp_path / "seen").exists()
