@@ -220,7 +220,7 @@ class Paired:
         if method.needs_reference:
             reference = all_logprobs(model, self.rows, at_once)
         self.reference = Kept(**({} if reference is None else {"logprobs": reference}))
-        self.width, self.totals = 0, dict[str, int]()
+        self.width, self.totals = 0, dict[str, Any]()
 
     def begin(self, model: Any, pairs: Tensor, at_once: int) -> None:
         """What the parts of a step share: the width, and what their losses divide by."""
