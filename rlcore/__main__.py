@@ -7,16 +7,17 @@ same number of threads the weights come out the same, bit for bit.
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn, cast
+from collections.abc import Sequence
+from typing import NoReturn
 
 EXAMPLES = """examples:
   python -m rlcore train grpo --task sort --seed 0 --out runs/sort-grpo-0
   python -m rlcore train sft --task robot --seed 0 --out runs/robot-start-0
   python -m rlcore train rloo --task robot --seed 0 --start runs/robot-start-0/model --out runs/x
+  python -m rlcore train reward-model --task reviews --seed 0 --out runs/reviews-judge-0
+  python -m rlcore train ppo --task reviews --reward-model runs/reviews-judge-0/model --out runs/y
+  python -m rlcore train dpo --task reviews --seed 0 --out runs/reviews-dpo-0
   python -m rlcore evaluate --task sort --model runs/sort-grpo-0/model
 """
 
@@ -41,123 +42,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
-    """SFT, and unless `sft` was asked for, the policy loop from there (or from --start)."""
-    from rlcore import models, training
-    from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
-    from rlcore.devices import choose_device
-    from rlcore.tasks import get_task
-    from rlcore.training.critic import critic_settings
-    from rlcore.training.judge import reward_settings
+    """SFT, and unless `sft` was asked for, RL or a method over pairs from there (or --start)."""
+    from rlcore import command
 
-    policy_names = ("steps", "learning_rate", "prompts_per_step", "group_size")
-    sft_names = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
-    if options.algorithm == "sft":
-        _refuse(
-            options,
-            "sft",
-            *policy_names,
-            "start",
-            "updates_per_batch",
-            "max_sampling_rounds",
-            "evaluate_every",
-            "advantages",
-            "beta",
-            "length_alpha",
-            "temperature",
-            "measure_kl",
-            "n",
-            "reward_model",
-            "score_normalization",
-            "critic_learning_rate",
-            "bootstrap_truncated",
-            "value_pretraining_steps",
-        )
-    if options.start is not None:
-        _refuse(options, "--start", *sft_names)
-    names = (*sft_names, *policy_names)
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    recipe = training.recipe(options.task, **given)
-    shared = {
-        "resume": options.resume,
-        "progress": not options.quiet,
-        "threads": options.threads,
-        "device": options.device,
-    }
-    updates = 1 if options.updates_per_batch is None else options.updates_per_batch
-    rounds = 10 if options.max_sampling_rounds is None else options.max_sampling_rounds
-    every = recipe.steps if options.evaluate_every is None else options.evaluate_every
-    n, temperature = _evaluated(options)
-    check_seed(options.seed)
-    threads = 1 if options.threads is None else options.threads
-    check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds, n=n, threads=threads)
-    check_whole(0, evaluate_every=every)
-    check_temperature(temperature)
-    choose_device(options.device)
-    check_folder(options.out, options.resume)
-    if options.algorithm == "sft":
-        return _report(training.sft_start(recipe, seed=options.seed, out=options.out, **shared)[3])
-
-    task = get_task(options.task)
-    function = _function(options.advantages)
-    reward_model = None
-    if options.reward_model is not None:
-        reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
-    row = _row(options, judged=reward_model is not None)
-    training.check_trainable(row, task, reward_model=reward_model, advantage_function=function)
-    loop = {
-        "score_normalization": options.score_normalization or "none",
-        "critic_learning_rate": options.critic_learning_rate,
-        "bootstrap_truncated": bool(options.bootstrap_truncated),
-        "value_pretraining_steps": options.value_pretraining_steps,
-    }
-    of_critic = {name: value for name, value in loop.items() if name != "score_normalization"}
-    critic_settings(row, recipe.steps, recipe.learning_rate, **of_critic)
-    reward_settings(row, reward_model, None, loop["score_normalization"])
-    if options.start is not None:
-        model, tokenizer = models.load(options.start, device=options.device)
-    else:
-        start = Path(options.out) / "start"
-        model, tokenizer, task, run = training.sft_start(
-            recipe, seed=options.seed, out=start, **shared
-        )
-        if run.interrupted:
-            return _report(run)
-    run = training.train_policy(
-        model,
-        tokenizer,
-        task,
-        row,
-        **recipe.policy_settings(),
-        seed=options.seed,
-        updates_per_batch=updates,
-        max_sampling_rounds=rounds,
-        temperature=temperature,
-        measure_kl=bool(options.measure_kl),
-        advantage_function=function,
-        reward_model=reward_model,
-        **loop,
-        evaluate_every=every,
-        evaluate_n=n,
-        out=options.out,
-        **shared,
-    )
-    return _report(run)
+    return command.train(options)
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Held-out accuracy of a saved model."""
-    from rlcore import evaluation, models
+    from rlcore import command, evaluation, models
     from rlcore.devices import using_threads
     from rlcore.tasks import get_task
 
     task = get_task(options.task)
-    n, temperature = _evaluated(options)
+    n = 512 if options.n is None else options.n
+    temperature = 1.0 if options.temperature is None else options.temperature
     model, tokenizer = models.load(options.model, device=options.device)
     with using_threads(options.threads):
         result = evaluation.evaluate(
             model, tokenizer, task, n=n, seed=options.seed, temperature=temperature
         )
-    print(_accuracy(result))
+    print(command.accuracy(result, task))
     return 0
 
 
@@ -171,8 +76,9 @@ def tasks(options: argparse.Namespace) -> int:
 
 
 def algorithms(options: argparse.Namespace) -> int:
-    """The rows of five answers, and what `train` needs for them."""
+    """The rows of five answers, and what `train` needs for them; the rows over pairs, of three."""
     from rlcore.algorithms import GRPO_MEAN_ONLY, ROWS
+    from rlcore.preferences import ROWS as OVER_PAIRS
 
     for row in (*ROWS, GRPO_MEAN_ONLY):
         print(f"{row.name}: {row.title}. {row.source}")
@@ -185,62 +91,12 @@ def algorithms(options: argparse.Namespace) -> int:
         }[row.reward]
         critic = "; a critic, made from the start" if row.advantage == "gae" else ""
         print(f"    What does `train` need? {needs}{critic}")
+    for method in OVER_PAIRS:
+        print(f"{method.name}: {method.title}. {method.source}")
+        for question, answer in method.three_answers().items():
+            print(f"    {question} {answer}")
+        print("    What does `train` need? a task, such as reviews: pairs are sampled there")
     return 0
-
-
-def _row(options: argparse.Namespace, judged: bool) -> Any:
-    """The row to train: with a reward model where one is given, else with the task's verifier."""
-    from rlcore import training
-    from rlcore.algorithms import by_name
-
-    own, reward = by_name(options.algorithm), None
-    if own.length_alpha is None:
-        _refuse(options, options.algorithm, "length_alpha")
-    if judged and own.reward == "verifier":
-        reward = "reward_model"
-    elif own.reward == "reward_model" and not judged:
-        print(f"{options.algorithm}: without --reward-model the reward is the task's verifier")
-        reward = "verifier"
-    settings = {"beta": options.beta, "length_alpha": options.length_alpha}
-    given = {
-        name: None if value == "paper" else value
-        for name, value in settings.items()
-        if value is not None
-    }
-    return training.row(options.algorithm, reward=reward, **given)
-
-
-def _report(run: Any) -> int:
-    state = "finished" if run.finished else "interrupted"
-    print(f"{state} after {len(run.metrics)} steps, {run.seconds:.1f} s, in {run.out}")
-    for row in run.evaluations:
-        print(f"step {row['step']}: {_accuracy(row)}")
-    if run.errors:
-        first = run.errors[0]
-        print(f"the verifier raised {len(run.errors)} times; first: {first['error']}")
-    return 0 if run.finished else 130
-
-
-def _accuracy(result: dict[str, Any]) -> str:
-    if None in (result["greedy"], result["sampled"]):
-        return f"the verifier left {result['missing']:.0f} responses without a reward"
-    return (
-        f"held-out accuracy: greedy {result['greedy']:.3f} ± {result['greedy_se']:.3f}, "
-        f"sampled {result['sampled']:.3f} ± {result['sampled_se']:.3f} (± one standard error, "
-        f"{result['n']:.0f} problems); {result['mean_length']:.2f} tokens a response"
-    )
-
-
-def _evaluated(options: argparse.Namespace) -> tuple[int, float]:
-    """n and temperature, or what they are where not given: None, so that SFT can refuse them."""
-    n = 512 if options.n is None else options.n
-    return n, 1.0 if options.temperature is None else options.temperature
-
-
-def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} has no meaning with {what}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -261,10 +117,13 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--temperature", type=float, help="of sampling (default: 1)")
     common.add_argument("--n", type=int, help="held-out problems to evaluate on (default: 512)")
 
-    run = commands.add_parser("train", parents=[common], help="SFT, then RL")
-    run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`")
+    run = commands.add_parser("train", parents=[common], help="SFT, then RL or a method over pairs")
+    run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`: grpo, dpo, ...")
     run.add_argument("--out", required=True, help="the run folder to write")
-    run.add_argument("--start", help="model folder to start RL from (default: SFT first)")
+    run.add_argument("--start", help="model folder to start from (default: SFT first)")
+    run.add_argument(
+        "--pairs-file", metavar="FILE", help="preference pairs (default: sampled from the start)"
+    )
     run.add_argument("--resume", action="store_true", help="go on where --out stopped")
     run.add_argument("--quiet", action="store_true", help="no progress bar")
     run.add_argument(
@@ -302,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     recipe = run.add_argument_group("instead of the recipe's")
     recipe.add_argument("--size", help="nano, tiny, small or medium")
-    whole = ("sft-steps", "sft-batch-size", "steps", "prompts-per-step", "group-size")
+    whole = ("sft-steps", "sft-batch-size", "steps", "prompts-per-step", "group-size", "pairs")
     for name, kind in (
         *((name, int) for name in whole),
         ("sft-learning-rate", float),
@@ -318,19 +177,6 @@ def _parser() -> argparse.ArgumentParser:
     listed = commands.add_parser("algorithms", help="list the algorithms, row by row")
     listed.set_defaults(command=algorithms)
     return parser
-
-
-def _function(place: str | None) -> Callable[..., Any] | None:
-    """The function that FILE:FUNCTION names; ValueError where there is none."""
-    if place is None:
-        return None
-    file, _, name = place.rpartition(":")
-    if not Path(file).is_file():
-        raise ValueError(f"--advantages: found {place!r}; wanted FILE:FUNCTION, a file that exists")
-    found = runpy.run_path(file).get(name)
-    if not callable(found):
-        raise ValueError(f"--advantages: {file} defines no function {name!r}")
-    return cast("Callable[..., Any]", found)
 
 
 def _weight(text: str) -> float | str:

@@ -13,7 +13,8 @@ import torch
 
 from rlcore import models, training
 from rlcore.__main__ import main
-from rlcore.tasks import get_task
+from rlcore.preferences import ROWS as OVER_PAIRS
+from rlcore.tasks import get_task, load_pairs, sample_pairs
 from rlcore.training import read_run, recipe, row, sft_start, train_policy
 
 SMALL = ["--sft-steps", "6", "--sft-batch-size", "8", "--steps", "3", "--prompts-per-step", "4",
@@ -131,6 +132,8 @@ def test_lists(capsys) -> None:
     assert out.count("--reward-model, or the reward is the task's verifier; a critic") == 1
     assert out.count("any task; a critic, made from the start") == 1
     assert out.count("a task with several rewards, such as sort-box") == 1
+    assert out.count("such as reviews: pairs are sampled there") == len(OVER_PAIRS)
+    assert "simpo: SimPO" in out
 
 
 GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
@@ -196,6 +199,19 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
         (
             ["train", "gdpo", "--task", "sort-box", "--out", "OUT", "--reward-model", "no"],
             "not a model folder",
+        ),
+        ([*GOOD, "--pairs", "8"], "--pairs has no meaning with grpo"),
+        (
+            ["train", "dpo", "--task", "reviews", "--out", "OUT", "--group-size", "4"],
+            "--group-size has no meaning with dpo",
+        ),
+        (
+            ["train", "dpo", "--task", "reviews", "--out", "OUT", "--steps", "0"],
+            "preference_steps: found 0",
+        ),
+        (
+            ["train", "dpo", "--task", "reviews", "--out", "OUT", "--pairs-file", "nowhere"],
+            "--pairs-file: found 'nowhere'; wanted a file that exists",
         ),
         ([*GOOD, "--beta", "x"], "--beta: invalid"),
         ([*GOOD, "--updates-per-batch", "0"], "updates_per_batch: found 0"),
@@ -355,3 +371,55 @@ def test_the_command_trains_several_rewards_and_vapo(tmp_path) -> None:
     run = read_run(tmp_path / "vapo")
     assert run.settings["algorithm"]["length_alpha"] == 0.05
     assert run.settings["value_pretraining_steps"] == 1
+
+
+PAIRED = ["--task", "reviews", "--sft-steps", "20", "--sft-batch-size", "16", "--size", "nano",
+          "--steps", "3", "--pairs", "64", "--n", "16", "--threads", "1", "--device", "cpu",
+          "--quiet"]  # fmt: skip
+
+
+def test_the_command_trains_a_reward_model_and_ppo_climbs_it(tmp_path, capsys) -> None:
+    """From the same start; the command of the reward model is what the notebook does."""
+    judge, out = tmp_path / "judge", tmp_path / "run"
+    assert main(["train", "reward-model", *PAIRED, "--out", str(judge)]) == 0
+    said = capsys.readouterr().out
+    assert "step 3: held-out pairs: loss" in said
+    setup = recipe("reviews", size="nano", sft_steps=20, sft_batch_size=16, reward_steps=3)
+    quiet = {"progress": False, "threads": 1, "device": "cpu"}
+    model, tokenizer, task, _ = sft_start(setup, seed=0, **quiet)
+    pairs = load_pairs(judge / "pairs.jsonl")
+    assert pairs == sample_pairs(model, tokenizer, task, 64, seed=0)
+    scorer = models.build_scalar_model(model, seed=0)
+    run = training.train_reward_model(
+        scorer, tokenizer, pairs, **setup.reward_settings(), seed=0, **quiet
+    )
+    recorded = read_run(judge)
+    assert recorded.metrics == run.metrics
+    loaded, _ = models.load_scalar_model(judge / "model", device="cpu")
+    for a, b in zip(scorer.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+    words = ["--start", str(judge / "start" / "model"), "--reward-model", str(judge / "model")]
+    few = ["--steps", "2", "--prompts-per-step", "4", "--group-size", "4", *PAIRED[-7:]]
+    assert main(["train", "ppo", "--task", "reviews", *words, *few, "--out", str(out)]) == 0
+    assert "held-out true reward: greedy" in capsys.readouterr().out
+    assert read_run(out).settings["algorithm"]["reward"] == "reward_model"
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_the_command_trains_on_pairs(name: str, tmp_path, capsys) -> None:
+    """Stopped nowhere and gone on: the same run; the pairs of a file are those of the start."""
+    out = tmp_path / "run"
+    words = ["train", name, *PAIRED, "--learning-rate", "1e-3"]
+    assert main([*words, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "step 3: held-out true reward: greedy" in said
+    first = read_run(out)
+    assert first.settings["learning_rate"] == 1e-3
+    assert main([*words, "--out", str(out), "--resume"]) == 0
+    assert read_run(out).metrics == first.metrics
+    again = ["train", name, "--task", "reviews", "--start", str(out / "start" / "model"),
+             "--pairs-file", str(out / "pairs.jsonl"), "--learning-rate", "1e-3", *PAIRED[8:10],
+             *PAIRED[12:]]  # fmt: skip
+    assert main([*again, "--out", str(tmp_path / "again")]) == 0
+    assert read_run(tmp_path / "again").metrics == first.metrics

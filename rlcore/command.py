@@ -1,0 +1,248 @@
+"""What `python -m rlcore train` does: SFT, and from there RL or a method over preference pairs."""
+
+from __future__ import annotations
+
+import runpy
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from rlcore import algorithms, models, preferences, training
+from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
+from rlcore.devices import choose_device, using_threads
+from rlcore.tasks import PreferencePairs, Task, get_task, load_pairs, sample_pairs
+from rlcore.training.critic import critic_settings
+from rlcore.training.judge import reward_settings
+
+# The options that only some methods have, by who has them.
+OF_SFT = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
+OF_ALL_BUT_SFT = ("start", "steps", "learning_rate", "evaluate_every", "n", "temperature")
+OF_PAIRS = ("pairs", "pairs_file")
+OF_POLICY = (
+    *("prompts_per_step", "group_size", "updates_per_batch", "max_sampling_rounds"),
+    *("advantages", "beta", "length_alpha", "measure_kl"),
+    *("reward_model", "score_normalization"),
+    *("critic_learning_rate", "bootstrap_truncated", "value_pretraining_steps"),
+)
+METHODS = {row.name: row for row in preferences.ROWS}
+
+
+def train(options: Namespace) -> int:
+    """The status of the command, see `main`."""
+    name = options.algorithm
+    if name == "sft":
+        _refuse(options, name, *OF_ALL_BUT_SFT, *OF_PAIRS, *OF_POLICY)
+    elif name in METHODS:
+        _refuse(options, name, *OF_POLICY)
+    else:
+        _refuse(options, name, *OF_PAIRS)
+    if options.start is not None:
+        _refuse(options, "--start", *OF_SFT)
+    check_seed(options.seed)
+    check_whole(1, n=_n(options), threads=1 if options.threads is None else options.threads)
+    if options.evaluate_every is not None:
+        check_whole(0, evaluate_every=options.evaluate_every)
+    check_temperature(_temperature(options))
+    choose_device(options.device)
+    if name == "sft":
+        recipe = training.recipe(options.task, **_given(options, *OF_SFT))
+        check_folder(options.out, options.resume)
+        run = training.sft_start(recipe, seed=options.seed, out=options.out, **_shared(options))[3]
+        return _report(run, get_task(options.task))
+    return _on_pairs(options, METHODS[name]) if name in METHODS else _online(options)
+
+
+def _online(options: Namespace) -> int:
+    """A row of `rlcore.algorithms`."""
+    changes = _given(options, *OF_SFT, "steps", "learning_rate", "prompts_per_step", "group_size")
+    recipe = training.recipe(options.task, **changes)
+    updates = 1 if options.updates_per_batch is None else options.updates_per_batch
+    rounds = 10 if options.max_sampling_rounds is None else options.max_sampling_rounds
+    check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds)
+    check_folder(options.out, options.resume)
+    task, function, reward_model = get_task(options.task), _function(options.advantages), None
+    if options.reward_model is not None:
+        reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
+    row = _row(options, judged=reward_model is not None)
+    training.check_trainable(row, task, reward_model=reward_model, advantage_function=function)
+    of_critic = {
+        "critic_learning_rate": options.critic_learning_rate,
+        "bootstrap_truncated": bool(options.bootstrap_truncated),
+        "value_pretraining_steps": options.value_pretraining_steps,
+    }
+    critic_settings(row, recipe.steps, recipe.learning_rate, **of_critic)
+    normalization = options.score_normalization or "none"
+    reward_settings(row, reward_model, None, normalization)
+    started = _start(options, recipe)
+    if isinstance(started, training.Run):
+        return _report(started, task)
+    model, tokenizer = started
+    run = training.train_policy(
+        model,
+        tokenizer,
+        task,
+        row,
+        **recipe.policy_settings(),
+        seed=options.seed,
+        updates_per_batch=updates,
+        max_sampling_rounds=rounds,
+        temperature=_temperature(options),
+        measure_kl=bool(options.measure_kl),
+        advantage_function=function,
+        reward_model=reward_model,
+        score_normalization=normalization,
+        **of_critic,
+        evaluate_every=_every(options, recipe.steps),
+        evaluate_n=_n(options),
+        out=options.out,
+        **_shared(options),
+    )
+    return _report(run, task)
+
+
+def _on_pairs(options: Namespace, method: preferences.Method) -> int:
+    """A reward model, or a row over preference pairs; the pairs are sampled from the start."""
+    scalar = isinstance(method, preferences.RewardModelMethod)
+    kind = "reward" if scalar else "preference"
+    own = {f"{kind}_{name}": v for name, v in _given(options, "steps", "learning_rate").items()}
+    recipe = training.recipe(options.task, **_given(options, *OF_SFT, "pairs"), **own)
+    settings = recipe.reward_settings() if scalar else recipe.preference_settings()
+    check_folder(options.out, options.resume)
+    task = get_task(options.task)
+    if options.pairs_file is not None and not Path(options.pairs_file).is_file():
+        raise ValueError(f"--pairs-file: found {options.pairs_file!r}; wanted a file that exists")
+    given = None if options.pairs_file is None else load_pairs(options.pairs_file)
+    started = _start(options, recipe)
+    if isinstance(started, training.Run):
+        return _report(started, task)
+    model, tokenizer = started
+    with using_threads(options.threads):
+        pairs = _pairs(options, model, tokenizer, task, recipe.pairs) if given is None else given
+        held_out = _pairs(options, model, tokenizer, task, _n(options), split="held-out")
+    rest = {
+        **settings,
+        "held_out": held_out,
+        "seed": options.seed,
+        "evaluate_every": _every(options, settings["steps"]),
+        "out": options.out,
+        **_shared(options),
+    }
+    if isinstance(method, preferences.RewardModelMethod):
+        model = models.build_scalar_model(model, seed=options.seed)
+        run = training.train_reward_model(model, tokenizer, pairs, method=method, **rest)
+    else:
+        n = _n(options)
+        run = training.train_preference(
+            model, tokenizer, pairs, method, task=task, evaluate_n=n, **rest
+        )
+    if given is None:
+        pairs.save(Path(options.out) / "pairs.jsonl")
+    return _report(run, task)
+
+
+def _start(options: Namespace, recipe: training.Recipe) -> tuple[Any, Any] | training.Run:
+    """Model and tokenizer to start from; the SFT run itself where it was interrupted."""
+    if options.start is not None:
+        return models.load(options.start, device=options.device)
+    model, tokenizer, _, run = training.sft_start(
+        recipe, seed=options.seed, out=Path(options.out) / "start", **_shared(options)
+    )
+    return run if run.interrupted else (model, tokenizer)
+
+
+def _pairs(
+    options: Namespace, model: Any, tokenizer: Any, task: Task, n: int, split: str = "train"
+) -> PreferencePairs:
+    temperature = _temperature(options)
+    return sample_pairs(
+        model, tokenizer, task, n, split=split, seed=options.seed, temperature=temperature
+    )
+
+
+def _row(options: Namespace, judged: bool) -> algorithms.Algorithm:
+    """The row to train: with a reward model where one is given, else with the task's verifier."""
+    own, reward = algorithms.by_name(options.algorithm), None
+    if own.length_alpha is None:
+        _refuse(options, options.algorithm, "length_alpha")
+    if judged and own.reward == "verifier":
+        reward = "reward_model"
+    elif own.reward == "reward_model" and not judged:
+        print(f"{options.algorithm}: without --reward-model the reward is the task's verifier")
+        reward = "verifier"
+    weights = _given(options, "beta", "length_alpha")
+    own_weights = {name: None if v == "paper" else v for name, v in weights.items()}
+    return training.row(options.algorithm, reward=reward, **own_weights)
+
+
+def _report(run: training.Run, task: Task) -> int:
+    """What came out, in a few lines."""
+    state = "finished" if run.finished else "interrupted"
+    print(f"{state} after {len(run.metrics)} steps, {run.seconds:.1f} s, in {run.out}")
+    for row in run.evaluations:
+        if "greedy" in row:
+            print(f"step {row['step']}: {accuracy(row, task)}")
+        shown = {name: row[name] for name in row if name.startswith("eval_")}
+        if shown:
+            told = ", ".join(f"{name[5:]} {value:.3f}" for name, value in shown.items())
+            print(f"step {row['step']}: held-out pairs: {told}")
+    if run.errors:
+        first = run.errors[0]
+        print(f"the verifier raised {len(run.errors)} times; first: {first['error']}")
+    return 0 if run.finished else 130
+
+
+def accuracy(result: dict[str, Any], task: Task) -> str:
+    """What `evaluate` found, in words."""
+    if None in (result["greedy"], result["sampled"]):
+        return f"the verifier left {result['missing']:.0f} responses without a reward"
+    what = "accuracy" if task.preference_scale is None else "true reward"
+    return (
+        f"held-out {what}: greedy {result['greedy']:.3f} ± {result['greedy_se']:.3f}, "
+        f"sampled {result['sampled']:.3f} ± {result['sampled_se']:.3f} (± one standard error, "
+        f"{result['n']:.0f} problems); {result['mean_length']:.2f} tokens a response"
+    )
+
+
+def _shared(options: Namespace) -> dict[str, Any]:
+    return {
+        "resume": options.resume,
+        "progress": not options.quiet,
+        "threads": options.threads,
+        "device": options.device,
+    }
+
+
+def _given(options: Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _n(options: Namespace) -> int:
+    return 512 if options.n is None else options.n
+
+
+def _temperature(options: Namespace) -> float:
+    return 1.0 if options.temperature is None else options.temperature
+
+
+def _every(options: Namespace, steps: int) -> int:
+    return steps if options.evaluate_every is None else options.evaluate_every
+
+
+def _refuse(options: Namespace, what: str, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no meaning with {what}")
+
+
+def _function(place: str | None) -> Callable[..., Any] | None:
+    """The function that FILE:FUNCTION names; ValueError where there is none."""
+    if place is None:
+        return None
+    file, _, name = place.rpartition(":")
+    if not Path(file).is_file():
+        raise ValueError(f"--advantages: found {place!r}; wanted FILE:FUNCTION, a file that exists")
+    found = runpy.run_path(file).get(name)
+    if not callable(found):
+        raise ValueError(f"--advantages: {file} defines no function {name!r}")
+    return cast("Callable[..., Any]", found)
