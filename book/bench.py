@@ -1,7 +1,7 @@
 """`python -m book bench`: what the objectives cost, in time and memory, beside TRL's.
 
-The measuring is done by a script of its own, `tests/benchmarks/objective_costs.py`; its results go
-to the screen and to `build/bench/objectives.json`. An interrupt (Ctrl-C) keeps what is measured.
+The measuring is done by programs of its own, in `tests/benchmarks`; the results go to the screen
+and to `build/bench/objectives.json`. An interrupt (Ctrl-C) keeps what is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 from book.bootstrap import ROOT
 
-SCRIPT = ROOT / "tests" / "benchmarks" / "objective_costs.py"
+SCRIPTS = ROOT / "tests" / "benchmarks"
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     # In a session of its own it gets each interrupt once, from here, and has time to save.
     apart = os.name != "nt"
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *arguments], cwd=ROOT, start_new_session=apart
+        [sys.executable, str(SCRIPTS), *arguments], cwd=ROOT, start_new_session=apart
     )
     while True:
         try:

@@ -38,8 +38,6 @@ from typing import Any
 import torch
 from objective_cases import CASES, Case, Side, Sides, Size, differences, needed_bytes
 
-from rlcore.training.record import commit, processor
-
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "bench" / "objectives.json"
 SEEN = 2**22  # elements of the tensors from which on resident memory tells anything
@@ -190,6 +188,20 @@ class Failed(Exception):
     """A measurement that could not be made."""
 
 
+def start_method() -> Any:
+    """Where the system can, processes are split off from one that has loaded all that is compared
+    and computed nothing; elsewhere each loads it anew, which takes seconds."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler says nothing of its own
+    paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    trainers = [f"trl.trainer.{name}_trainer" for name in ("grpo", "dpo")]
+    context.set_forkserver_preload([Path(__file__).stem, *trainers])
+    return context
+
+
 def in_a_process(context: Any, plan: Plan, what: str, *arguments: Any) -> Any:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=child, args=(sender, plan.threads, what, arguments))
@@ -248,6 +260,8 @@ def summary(case: Case, size: Size, found: dict[str, Any], grown: dict[str, Any]
 def surroundings(plan: Plan) -> dict[str, Any]:
     import transformers
     import trl  # type: ignore[import-untyped, unused-ignore]
+
+    from rlcore.training.record import commit, processor
 
     return {
         "what": "rlcore's objectives against TRL's on the same tensors",
@@ -312,14 +326,7 @@ def run(plan: Plan, path: Path, say: Callable[[str], None]) -> int:
     """All comparisons; the exit status."""
     wanted = plan.comparisons()
     results = {**surroundings(plan), "complete": False, "failed": [], "comparisons": []}
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler says nothing of its own
-    # Processes are split off from one that has loaded torch and TRL and computed nothing.
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(
-            ["__main__", "trl.trainer.grpo_trainer", "trl.trainer.dpo_trainer"]
-        )
+    context = start_method()
     last = None
     say(f"{results['cpu']}, {plan.threads} threads; sizes: rows x tokens (x vocabulary)")
     say(HEADER)
@@ -394,7 +401,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = ", ".join(case.name for case in CASES)
         parser.error(f"--only: found {options.only!r}; there are: {names}")
     return run(plan, options.output, lambda text: print(text, flush=True))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

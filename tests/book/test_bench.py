@@ -19,7 +19,6 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "benchmarks"
-SCRIPT = FOLDER / "objective_costs.py"
 sys.path.insert(0, str(FOLDER))
 
 import objective_cases as cases  # noqa: E402
