@@ -6,6 +6,7 @@ the mask leaves out may hold anything (NaN and inf too) without touching value o
 
 import contextlib
 import math
+import numbers
 import operator
 import reprlib
 from collections.abc import Mapping, Sequence, Set
@@ -20,12 +21,23 @@ MAX_WEIGHT = 1e30  # of a factor (beta, epsilon_high): room for it in float32, a
 MAX_LOG_RATIO = 80.0  # e^80 = 6e34 is in the range of float32, e^89 is not
 
 
+class _Short(reprlib.Repr):
+    """Python refuses to print an integer of more than 4300 digits."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:
+            return f"{'-' if x < 0 else ''}0x{abs(x) >> (x.bit_length() - 32):x}..."
+
+
 def describe(value: Any) -> str:
     """A short description of what was passed, for an error message."""
     if isinstance(value, Tensor):
         layout = "" if value.layout == torch.strided else f" and layout {value.layout}"
-        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}{layout}"
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+        device = " and no values (device meta)" if value.is_meta else ""
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}{layout}{device}"
+    return f"{_Short().repr(value)} ({type(value).__name__})"
 
 
 def is_dense(value: Any) -> bool:
@@ -35,7 +47,7 @@ def is_dense(value: Any) -> bool:
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {describe(value)}")
     return value
 
 
@@ -49,36 +61,39 @@ def check_number(
 ) -> float:
     """A finite real number inside the given limits, as a float (torch takes no huge int)."""
     number = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy's too
         with contextlib.suppress(OverflowError):
             number = float(value)
-    if not math.isfinite(number) or value < at_least or value <= above or value > at_most:
+    if not math.isfinite(number) or number < at_least or number <= above or number > at_most:
         limits = {">=": at_least, ">": above, "<=": at_most}
         wanted = [f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit)]
-        raise ValueError(
-            f"{name} must be a finite number {' and '.join(wanted)}; got {describe(value)}"
-        )
+        limited = f" {' and '.join(wanted)}" if wanted else ""
+        raise ValueError(f"{name} must be a finite number{limited}; got {describe(value)}")
     return number
+
+
+def _whole(value: Any) -> int | None:
+    """An integer, NumPy's or a tensor's too, as an int; None for anything else, True and False."""
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):  # a tensor on "meta" has no value to tell
+        return None
 
 
 def check_ddof(ddof: Any) -> int:
     """0 or 1, as an int (a 0-d integer tensor will do)."""
-    try:
-        known = operator.index(ddof) in (0, 1) and not isinstance(ddof, bool)
-    except TypeError:
-        known = False
-    if not known:
+    whole = _whole(ddof)
+    if whole not in (0, 1):
         raise ValueError(f"ddof must be 0 (population std) or 1 (sample std); got {describe(ddof)}")
-    return operator.index(ddof)
+    return whole
 
 
 def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
     """An integer (a 0-d integer tensor will do) not below ``at_least``."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = at_least - 1
-    if isinstance(value, bool) or count < at_least:
+    count = _whole(value)
+    if count is None or count < at_least:
         raise ValueError(f"{name} must be an integer >= {at_least}; got {describe(value)}")
     if count >= 2**53:
         raise ValueError(f"{name} must be an integer below 2**53; got {describe(value)}")
@@ -94,8 +109,8 @@ def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
     """A tensor (B,); of a list, in float64, with NaN for None."""
     if not isinstance(rewards, Tensor):
         try:
-            if isinstance(rewards, Mapping | Set):
-                raise TypeError("no order of rows")
+            if isinstance(rewards, Mapping | Set | bytes | bytearray):
+                raise TypeError("no order of rows, or no numbers")
             numbers = [math.nan if reward is None else float(+reward) for reward in rewards]
             rewards = torch.tensor(numbers, dtype=torch.float64)
         except (TypeError, ValueError, OverflowError):
@@ -106,6 +121,8 @@ def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
     real = is_dense(rewards) and not rewards.is_complex()
     if not real or rewards.dim() != 1 or len(rewards) == 0:
         raise ValueError(f"{name} must be real and of shape (B,), B >= 1; got {describe(rewards)}")
+    if rewards.is_meta:
+        raise ValueError(f"{name} must hold values; got {describe(rewards)}")
     if rewards.is_floating_point() and rewards.itemsize == 1:
         rewards = rewards.float()  # torch does not sort float8
     if rewards.isinf().any():
@@ -162,6 +179,8 @@ def read_mask(
             f"{name} must hold at least one row and one slot; got shape "
             f"{tuple(response_mask.shape)}"
         )
+    if response_mask.is_meta:
+        raise ValueError(f"{name} must hold values; got {describe(response_mask)}")
     if response_mask.is_complex():
         raise ValueError(
             f"{name} must hold only 0 and 1 (or booleans); got {describe(response_mask)}"

@@ -1,6 +1,10 @@
-"""Reading masks and per-token values: the quick way and the careful one give the same."""
+"""Reading masks and per-token values: the quick way and the careful one give the same; and what is
+no mask, number or choice."""
 
 import math
+import numbers
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +12,14 @@ from torch import Tensor
 
 from rlcore.objectives._checks import (
     as_numbers,
+    check_choice,
+    check_count,
+    check_ddof,
+    check_number,
+    describe,
     read_difference,
     read_mask,
+    read_rewards,
     read_slots,
     read_tokens,
 )
@@ -177,3 +187,103 @@ def test_empty_rows_are_counted_or_named() -> None:
     assert (slots.tokens, slots.responses) == (4, 2)
     with pytest.raises(ValueError, match=r"^chosen_mask row 1 is empty"):
         read_slots(mask, None, name="chosen_mask")
+
+
+# --- what a message says --------------------------------------------------------------------------
+
+BEYOND = 10**5000  # Python refuses to print it
+
+
+def kind(value: Any) -> str:
+    """So that no test's name is such a number."""
+    return type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "value", [BEYOND, -BEYOND, [BEYOND], {"a": (BEYOND,)}, Fraction(BEYOND)], ids=kind
+)
+def test_any_value_can_be_described(value: Any) -> None:
+    said = describe(value)
+    assert type(value).__name__ in said
+    assert len(said) < 100
+
+
+def test_the_leading_digits_of_a_number_too_long_to_print() -> None:
+    assert describe(-(0xABCDEF12 << 40_000)) == "-0xabcdef12... (int)"
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10_000, ["x"] * 10_000, torch.zeros(100, 100), BEYOND], ids=kind
+)
+def test_a_choice_that_is_none_is_described_in_short(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^level must be one of a, b; got ") as caught:
+        check_choice("level", value, ("a", "b"))
+    assert len(str(caught.value)) < 150
+
+
+def test_a_number_without_limits_has_no_words_for_them() -> None:
+    with pytest.raises(ValueError, match=r"^threshold must be a finite number; got 'a' \(str\)$"):
+        check_number("threshold", "a")  # type: ignore[arg-type]
+
+
+class Half(numbers.Real):
+    """A number as NumPy makes them: neither int nor float, but registered as real."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+Half.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("value", [0.5, Fraction(1, 2), Half()], ids=kind)
+def test_any_real_number_is_one(value: Any) -> None:
+    number = check_number("beta", value, at_least=0, at_most=1)
+    assert type(number) is float
+    assert number == 0.5
+    with pytest.raises(ValueError, match=r"^beta must be a finite number > 0.5; got"):
+        check_number("beta", value, above=0.5)
+
+
+@pytest.mark.parametrize(
+    "value", [True, "0.5", 0.5j, None, torch.tensor(0.5), BEYOND, math.nan], ids=kind
+)
+def test_what_is_no_number(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^beta must be a finite number >= 0; got"):
+        check_number("beta", value, at_least=0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, torch.tensor(True), torch.tensor(1.0), 1.0, "1", None, torch.ones((), device="meta")],
+    ids=kind,
+)
+def test_what_is_no_whole_number(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^total must be an integer >= 1; got"):
+        check_count("total", value)
+    with pytest.raises(ValueError, match=r"^ddof must be 0 .* or 1 .*; got"):
+        check_ddof(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_a_whole_number_may_be_a_tensor(dtype: torch.dtype) -> None:
+    for found in (
+        check_count("total", torch.tensor(1, dtype=dtype)),
+        check_ddof(torch.tensor(1, dtype=dtype)),
+    ):
+        assert type(found) is int
+        assert found == 1
+
+
+@pytest.mark.parametrize("rewards", [b"ab", bytearray(b"ab"), "12", {1.0, 2.0}, {1: 2}], ids=kind)
+def test_what_is_no_list_of_rewards(rewards: Any) -> None:
+    with pytest.raises(ValueError, match=r"^rewards must be a tensor or a list of numbers"):
+        read_rewards(rewards)
+
+
+def test_tensors_without_values_are_refused() -> None:
+    meta = MASK.to("meta")
+    with pytest.raises(ValueError, match=r"^response_mask must hold values; got .*device meta"):
+        read_mask(meta)
+    with pytest.raises(ValueError, match=r"^rewards must hold values; got .*device meta"):
+        read_rewards(VALUES[0].to("meta"))
