@@ -6,8 +6,9 @@ held a second time in float32, twice its size; and a slice stays in the processo
 operation to the next.
 """
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch.autograd.function import once_differentiable
 from rlcore.objectives._checks import check_number, describe, is_dense, to_float
 
 SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
+INTEGERS = tuple(
+    getattr(torch, name) for name in "int64 int32 int16 int8 uint8 uint16 uint32".split()
+)
 CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs nothing beside it
 
 
@@ -34,10 +38,12 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     for float64 logits).  A row whose incoming gradient is 0 gets gradient 0, whatever its logits
     hold.
 
+    Autocast does not reach it, nor ``entropy``: both are computed as outside of it.
+
     ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, ``temperature`` < 1e-30.
     """
     temperature = check_temperature(temperature)
-    if not is_dense(logits) or logits.dim() != 3 or not logits.is_floating_point():
+    if not _are_logits(logits) or logits.dim() != 3:
         raise ValueError(f"logits must be floating and of shape (B, T, V); got {describe(logits)}")
     batch, length, vocabulary = logits.shape
     if not is_dense(input_ids) or input_ids.shape != (batch, length):
@@ -45,17 +51,22 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
             f"input_ids must be of shape {(batch, length)}, the first two of logits; got "
             f"{describe(input_ids)}"
         )
-    if input_ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
-        raise ValueError(f"input_ids must hold integers; got {describe(input_ids)}")
+    if input_ids.device != logits.device:
+        raise ValueError(f"input_ids must be on {logits.device}, as logits; got {input_ids.device}")
+    if input_ids.dtype not in INTEGERS:
+        raise ValueError(
+            f"input_ids must hold integers (of at most 63 bits); got {describe(input_ids)}"
+        )
     if length < 2:
         raise ValueError(f"input_ids must hold at least 2 tokens a row; got {length}")
     if logits.numel() == 0:
         raise ValueError(f"logits must hold at least one row and one word; got {describe(logits)}")
-    low, high = (int(end) for end in input_ids.aminmax())
+    ids = input_ids.long()
+    low, high = (int(end) for end in ids.aminmax())
     if low < 0 or high >= vocabulary:
         found = low if low < 0 else high
         raise ValueError(f"input_ids must lie in [0, {vocabulary - 1}] (V of logits); got {found}")
-    following = input_ids.long().roll(-1, dims=1)  # [:, t] is the token at t+1; the last is dropped
+    following = ids.roll(-1, dims=1)  # [:, t] is the token at t+1; the last is dropped
     scores = _TokenLogprobs.apply(logits, following.flatten(), temperature)
     return scores.view(batch, length)[:, :-1]
 
@@ -69,7 +80,7 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     ValueError: no vocabulary axis, ``temperature`` < 1e-30.
     """
     temperature = check_temperature(temperature)
-    if not is_dense(logits) or logits.dim() < 1 or not logits.is_floating_point():
+    if not _are_logits(logits) or logits.dim() < 1:
         raise ValueError(f"logits must be floating and of shape (..., V); got {describe(logits)}")
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have a vocabulary axis; got shape {tuple(logits.shape)}")
@@ -87,6 +98,10 @@ def check_temperature(temperature: float) -> float:
         )
     check_number("temperature", temperature, above=0)
     return check_number("temperature", temperature, at_least=1e-30)
+
+
+def _are_logits(values: Any) -> bool:
+    return is_dense(values) and values.is_floating_point() and not values.is_meta
 
 
 def _slices(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -112,10 +127,45 @@ def _tables(logits: Tensor) -> list[Tensor]:
         return [table for part in logits for table in _tables(part)]
 
 
-def _wide(table: Tensor, temperature: float) -> Tensor:
+class _Scale(NamedTuple):
+    """What is done to logits before their softmax."""
+
+    temperature: float
+    shift: Tensor | None = None  # (N,), taken off each row, which changes no softmax
+
+
+def _wide(table: Tensor, part: slice, scale: _Scale) -> Tensor:
     """Logits over the temperature, in float32 or wider: the table itself where it is that."""
     wide = to_float(table)
-    return wide if temperature == 1 else wide / temperature
+    if scale.shift is not None:
+        wide = wide - scale.shift[part, None]
+    return wide if scale.temperature == 1 else wide / scale.temperature
+
+
+def _within_range(
+    compute: Callable[[_Scale], Tensor], logits: Tensor, temperature: float
+) -> tuple[Tensor, _Scale]:
+    """What ``compute`` gives for each row, (N,).  A temperature below 1 may carry logits out of the
+    range, to inf - inf; the rows where it did are computed again from their distances to their
+    largest, the others stay as they are, to the bit."""
+    scale = _Scale(temperature)
+    result = compute(scale)
+    if temperature < 1 and bool(result.sum().isnan()):
+        largest = torch.cat([to_float(table).amax(dim=-1) for _, table in _slices(logits)])
+        scale = _Scale(temperature, torch.where(result.isnan(), largest, 0.0))
+        result = compute(scale)
+    return result, scale
+
+
+def _without_autocast(function: Callable) -> Callable:
+    """Autocast would have some of the arithmetic done in half precision."""
+
+    @functools.wraps(function)
+    def wrapped(ctx: Any, values: Tensor, *rest: Any) -> Any:
+        with torch.autocast(values.device.type, enabled=False):
+            return function(ctx, values, *rest)
+
+    return wrapped
 
 
 def _rows(logits: Tensor) -> Tensor:
@@ -129,11 +179,11 @@ def _width(logits: Tensor) -> torch.dtype:
 
 
 def _gradient(
-    logits: Tensor, rows: Tensor, gradient: Tensor, change: Callable[..., Tensor]
+    logits: Tensor, rows: Tensor, gradient: Tensor, scale: _Scale, change: Callable[..., Tensor]
 ) -> Tensor:
     """The gradient of the logits, from that of their rows (N,) and what the forward pass left of
-    them, (N,).  `change` computes it for a table, in place where that can be, and whatever the
-    logits of a row without gradient hold, it stays 0."""
+    them, (N,).  `change` computes that of a table of scaled logits, in place where that can be, and
+    whatever the logits of a row without gradient hold, it stays 0."""
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     flat = result.view(-1, logits.shape[-1])
     for part, table in _slices(logits):
@@ -143,7 +193,8 @@ def _gradient(
             place.zero_()
             continue
         out = place if place.dtype == _width(logits) else None
-        found = change(table, rows[part], push[:, None], out)
+        push = push[:, None] / scale.temperature
+        found = change(_wide(table, part, scale), rows[part], push, out)
         if out is None:
             place.copy_(found)
         if len(idle) > 0:
@@ -155,55 +206,64 @@ class _TokenLogprobs(torch.autograd.Function):
     """Logits (..., V), ids (N,) -> log softmax(logits / temperature) at ids, (N,)."""
 
     @staticmethod
+    @_without_autocast
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        result = _rows(logits)
-        for part, table in _slices(logits):
-            scores = torch.log_softmax(_wide(table, temperature), dim=-1)
-            result[part] = scores.gather(1, ids[part, None])[:, 0]
+        def compute(scale: _Scale) -> Tensor:
+            result = _rows(logits)
+            for part, table in _slices(logits):
+                scores = torch.log_softmax(_wide(table, part, scale), dim=-1)
+                result[part] = scores.gather(1, ids[part, None])[:, 0]
+            return result
+
+        result, ctx.scale = _within_range(compute, logits, temperature)
         ctx.save_for_backward(logits, ids)
-        ctx.temperature = temperature
         return result
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, ids = ctx.saved_tensors
 
-        def change(table: Tensor, drawn: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
-            push = push / ctx.temperature
+        def change(scores: Tensor, drawn: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
-            result = torch.softmax(_wide(table, ctx.temperature), dim=-1, out=out)
+            result = torch.softmax(scores, dim=-1, out=out)
             return result.mul_(-push).scatter_add_(1, drawn[:, None], push)
 
-        return _gradient(logits, ids, gradient, change), None, None
+        return _gradient(logits, ids, gradient, ctx.scale, change), None, None
 
 
 class _Entropy(torch.autograd.Function):
     """Logits (..., V) -> entropy of softmax(logits / temperature), (N,)."""
 
     @staticmethod
+    @_without_autocast
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        result = _rows(logits)
-        for part, table in _slices(logits):
-            below, probabilities, top = _from_the_top(_wide(table, temperature))
-            # log p_v = log p_top + below_v, so H = -log p_top - sum_v p_v below_v: no term is < 0
-            result[part] = torch.linalg.vecdot(probabilities, below).add_(top).neg_()
+        def compute(scale: _Scale) -> Tensor:
+            result = _rows(logits)
+            for part, table in _slices(logits):
+                below, probabilities, top = _from_the_top(_wide(table, part, scale))
+                # log p_v = log p_top + below_v, so H = -log p_top - sum_v p_v below_v: no term < 0
+                result[part] = torch.linalg.vecdot(probabilities, below).add_(top).neg_()
+            return result
+
+        result, ctx.scale = _within_range(compute, logits, temperature)
         ctx.save_for_backward(logits, result)
-        ctx.temperature = temperature
         return result
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, total = ctx.saved_tensors
 
-        def change(table: Tensor, entropy: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
-            below, probabilities, top = _from_the_top(_wide(table, ctx.temperature), out)
+        def change(scores: Tensor, entropy: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
+            below, probabilities, top = _from_the_top(scores, out)
             # dH/dz_v = -p_v (log p_v + H)
             surprise = below.add_((top + entropy)[:, None])
-            return probabilities.mul_(surprise).mul_(-push / ctx.temperature)
+            return probabilities.mul_(surprise).mul_(-push)
 
-        return _gradient(logits, total, gradient, change), None
+        return _gradient(logits, total, gradient, ctx.scale, change), None
 
 
 def _from_the_top(scores: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Log-probs and entropy: what they are, and that they keep nothing they do not need."""
 
+import itertools
 import math
 from typing import Any
 
@@ -241,3 +242,69 @@ def test_any_integer_dtype_of_ids(dtype: torch.dtype) -> None:
 def test_entropy_of_one_distribution_and_of_none() -> None:
     assert entropy(torch.zeros(8)).item() == pytest.approx(math.log(8), rel=1e-6)
     assert entropy(torch.zeros(0, 3, 8)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
+def test_unsigned_ids(dtype: torch.dtype) -> None:
+    logits, ids = example()
+    assert torch.equal(token_logprobs(logits, ids.to(dtype)), token_logprobs(logits, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("logits_dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_autocast_changes_no_bit(
+    dtype: torch.dtype, temperature: float, logits_dtype: torch.dtype
+) -> None:
+    """Neither forward nor backward, whichever of the two it is on for."""
+    results = []
+    for forward, backward in itertools.product((False, True), repeat=2):
+        logits, ids = example(logits_dtype)
+        with torch.autocast("cpu", dtype, enabled=forward):
+            scores = token_logprobs(logits, ids, temperature=temperature)
+            entropies = entropy(logits, temperature=temperature)
+        total = scores.square().sum() + entropies.square().sum()
+        with torch.autocast("cpu", dtype, enabled=backward):
+            (gradient,) = torch.autograd.grad(total, logits)
+        results.append((scores.detach(), entropies.detach(), gradient))
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            assert one.dtype == two.dtype
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("scale", [1e10, -1e10, 3e38])
+def test_logits_that_leave_the_range_when_divided_by_the_temperature(
+    slices: int, scale: float
+) -> None:
+    """Their distances decide, and a distance beyond the range is probability 0."""
+    logits = torch.tensor([[[1.0, 0.5], [1.0, 1.0]], [[-0.5, 1.0], [0.25, 0.25]]]) * scale
+    logits.requires_grad_()
+    likely = logits[:, 0].argmax(-1)
+    ids = torch.stack([torch.zeros(2, dtype=torch.int64), likely], dim=1)
+    scores = token_logprobs(logits, ids, temperature=1e-30)
+    entropies = entropy(logits, temperature=1e-30)
+    assert scores.tolist() == [[0.0], [0.0]]
+    close(entropies, torch.tensor([[0.0, math.log(2)]] * 2), atol=1e-6)
+    for value in (scores, entropies):
+        (gradient,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
+        assert (gradient == 0).all()
+
+
+def test_close_logits_of_great_size_at_a_low_temperature(slices: int) -> None:
+    """Shifted by their largest, they are 0 and -1 over 1e-30 ..., exactly as without the shift."""
+    ids = torch.tensor([[0, 1], [0, 1]])
+    plain_ = torch.tensor([[[0.0, -1e-30], [0.0, 0.0]]] * 2, requires_grad=True)
+    wanted = token_logprobs(plain_, ids, temperature=1e-30)
+    assert wanted[0].item() == pytest.approx(-math.log1p(math.e), rel=1e-6)
+    great = torch.tensor([[[1e9, 1e9], [0.0, -1e-30]], [[0.0, -1e-30], [1e9, 1e9]]])
+    great.requires_grad_()
+    ours = token_logprobs(great, ids, temperature=1e-30)
+    assert ours[:, 0].tolist() == pytest.approx([-math.log(2), wanted[1].item()], rel=1e-6)
+    entropies = entropy(great, temperature=1e-30)
+    assert entropies[0, 0].item() == pytest.approx(math.log(2), rel=1e-6)
+    assert torch.equal(entropies[0, 1], entropies[1, 0])
+    (gradient,) = torch.autograd.grad((ours[1] * 1e-30).sum(), great)
+    (same,) = torch.autograd.grad((wanted[1] * 1e-30).sum(), plain_)
+    assert torch.equal(gradient[1, 0], same[1, 0])
+    assert gradient[1, 0].tolist() == pytest.approx([-0.731059, 0.731059], rel=1e-5)
