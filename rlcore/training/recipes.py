@@ -36,7 +36,7 @@ class Recipe:
     learning_rate: float = 5e-4
     final_learning_rate: float = 0.1
     pairs: int = 2000
-    reward_steps: int = 300
+    reward_steps: int = 150
     reward_learning_rate: float = 1e-3
     preference_steps: int = 150
     preference_batch_size: int = 64

@@ -123,8 +123,9 @@ def test_the_loss_falls_on_pairs_seen_again_and_again(scalar, pairs) -> None:
 def test_held_out_pairs_are_ordered_as_the_truth_has_them(seed: int) -> None:
     """The nano model, two seconds, pairs on prompts and parts that training never put together.
 
-    Measured so, ten seeds: 0.41 to 0.55 before (it knows nothing), 0.65 to 0.71 after. 500 pairs
-    have a standard error of 0.022: 0.58 is three of them below the worst and nearly four above 0.5.
+    Measured so, ten seeds: 0.39 to 0.55 before (it knows nothing), 0.77 to 0.80 after. 500 pairs
+    have a standard error of 0.02: 0.70 is more than three of them below the worst, and ten above
+    the 0.5 of a guess.
     """
     tokenizer = models.build_tokenizer(REVIEWS.vocabulary)
     backbone = models.build_model("nano", tokenizer, seed=seed, device="cpu")
@@ -138,7 +139,8 @@ def test_held_out_pairs_are_ordered_as_the_truth_has_them(seed: int) -> None:
         evaluate_every=120,
     )
     first, last = run.evaluations
-    assert first["eval_true_accuracy"] < 0.58 < last["eval_true_accuracy"]
+    assert first["eval_true_accuracy"] < 0.62
+    assert last["eval_true_accuracy"] > 0.70
     assert last["eval_accuracy"] < held_out.agreement  # the rater's noise cannot be learned
     assert last["eval_loss"] < first["eval_loss"]
 
