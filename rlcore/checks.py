@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from pathlib import Path
 from typing import Any
 
 SEEDS = 2**63  # torch takes no larger seed
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: in short, however large it is."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no int of more than 4300 digits
+        return f"a number that is too long to be shown ({type(value).__name__})"
 
 
 def check_whole(at_least: int, **values: int | None) -> None:
@@ -15,7 +30,7 @@ def check_whole(at_least: int, **values: int | None) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise ValueError(
-                f"{name}: found {value!r}; wanted a whole number of at least {at_least}"
+                f"{name}: found {shown(value)}; wanted a whole number of at least {at_least}"
             )
 
 
@@ -23,7 +38,7 @@ def check_seed(seed: int) -> None:
     """ValueError unless it is a whole number from 0 to 2**63 - 1."""
     check_whole(0, seed=seed)
     if seed >= SEEDS:
-        raise ValueError(f"seed: found {seed}; wanted a whole number below 2**63")
+        raise ValueError(f"seed: found {shown(seed)}; wanted a whole number below 2**63")
 
 
 def check_positive(**values: float) -> None:
@@ -31,7 +46,7 @@ def check_positive(**values: float) -> None:
     for name, value in values.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
-            raise ValueError(f"{name}: found {value!r}; wanted a finite number above 0")
+            raise ValueError(f"{name}: found {shown(value)}; wanted a finite number above 0")
 
 
 def check_temperature(temperature: float) -> None:
@@ -39,17 +54,19 @@ def check_temperature(temperature: float) -> None:
     number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not number or not 0 < temperature < math.inf:
         raise ValueError(
-            f"temperature: found {temperature!r}; wanted a finite number above 0 "
+            f"temperature: found {shown(temperature)}; wanted a finite number above 0 "
             "(for the most likely token use greedy=True)"
         )
     if not 1e-30 <= temperature <= 1e30:
-        raise ValueError(f"temperature: found {temperature!r}; wanted 1e-30 to 1e30, for float32")
+        raise ValueError(
+            f"temperature: found {shown(temperature)}; wanted 1e-30 to 1e30, for float32"
+        )
 
 
 def check_final(final_learning_rate: float) -> None:
     """ValueError unless it is a share of the first learning rate."""
     if not isinstance(final_learning_rate, int | float) or not 0 <= final_learning_rate <= 1:
-        raise ValueError(f"final_learning_rate: found {final_learning_rate!r}; wanted 0 to 1")
+        raise ValueError(f"final_learning_rate: found {shown(final_learning_rate)}; wanted 0 to 1")
 
 
 def brief(error: Exception) -> str:

@@ -25,11 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.checks import brief, check_seed
+from rlcore.checks import brief, check_seed, shown
 from rlcore.devices import choose_device, choose_dtype
+from rlcore.objectives._checks import describe, is_dense, read_mask
 from rlcore.objectives.reward_model import last_token_values
 
 PAD, EOS = "<pad>", "<eos>"
+MAX_STD = 1000.0  # of the weights of a head: float16, the narrowest dtype, ends at 65504
 UNKNOWN = "<unk>"  # no token has this name
 HEAD = "score.weight"  # where transformers keeps the head of a class with labels
 
@@ -65,13 +67,15 @@ def build_tokenizer(symbols: str | tuple[str, ...]) -> Any:
     Raises ValueError for no symbols, a repeated one, and a word that is empty or has white space.
     """
     if not isinstance(symbols, str | tuple) or not symbols:
-        raise ValueError(f"symbols: found {symbols!r}; wanted a non-empty string or tuple of words")
+        raise ValueError(
+            f"symbols: found {shown(symbols)}; wanted a non-empty string or tuple of words"
+        )
     for word in () if isinstance(symbols, str) else symbols:
         if not isinstance(word, str) or word.split() != [word] or word in (PAD, EOS, UNKNOWN):
-            raise ValueError(f"symbols: found {word!r}; wanted words without white space")
+            raise ValueError(f"symbols: found {shown(word)}; wanted words without white space")
     repeated = sorted({s for s in symbols if symbols.count(s) > 1})
     if repeated:
-        raise ValueError(f"symbols: {repeated} occur more than once in {symbols!r}")
+        raise ValueError(f"symbols: {repeated} occur more than once in {shown(symbols)}")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -108,14 +112,16 @@ def build_model(
     dropout: on the attention weights, during SFT only. The global random state is left as it was.
     Raises ValueError for an unknown size (the error lists the names) or a max_length below 2.
     """
-    if size not in SIZES:
-        raise ValueError(f"size: found {size!r}; wanted one of {', '.join(SIZES)}")
-    if not isinstance(max_length, int) or max_length < 2:
-        raise ValueError(f"max_length: found {max_length!r}; wanted a whole number of at least 2")
-    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise ValueError(f"dropout: found {dropout!r}; wanted 0 <= dropout < 1")
+    if not isinstance(size, str) or size not in SIZES:
+        raise ValueError(f"size: found {shown(size)}; wanted one of {', '.join(SIZES)}")
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
+        raise ValueError(
+            f"max_length: found {shown(max_length)}; wanted a whole number of at least 2"
+        )
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout: found {shown(dropout)}; wanted 0 <= dropout < 1")
     if not hasattr(tokenizer, "pad_token_id"):
-        raise ValueError(f"tokenizer: found {tokenizer!r}; wanted one of build_tokenizer")
+        raise ValueError(f"tokenizer: found {shown(tokenizer)}; wanted one of build_tokenizer")
     check_seed(seed)
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype, device)
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -135,8 +141,7 @@ def build_model(
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _drawing(seed):
         model: Any = LlamaForCausalLM(config)
     return model.to(device=chosen_device, dtype=chosen_dtype).eval()
 
@@ -186,21 +191,20 @@ def build_scalar_model(model: Any, *, seed: int, std: float | None = None) -> An
     deviation `std`: 1/sqrt(hidden size + 1) by default (Stiennon et al. 2020, arXiv 2009.01325, for
     reward models); 0 gives a critic whose first values are all 0. The same weights for the same
     seed; the global random state is left as it was.
-    Raises ValueError for a std below 0, and for a model that is no causal LM of transformers or for
-    whose architecture transformers has no class with a score.
+    Raises ValueError for a std outside 0 to 1000, and for a model that is no causal LM of
+    transformers or for whose architecture transformers has no class with a score.
     """
     check_seed(seed)
     number = isinstance(std, int | float) and not isinstance(std, bool)
-    if std is not None and not (number and 0 <= std < math.inf):
-        raise ValueError(f"std: found {std!r}; wanted None or a finite number of at least 0")
+    if std is not None and not (number and 0 <= std <= MAX_STD):
+        raise ValueError(f"std: found {shown(std)}; wanted None or a number from 0 to {MAX_STD:g}")
     if not hasattr(model, "config") or not hasattr(model, "lm_head"):
         raise ValueError(f"model: found {type(model).__name__}; wanted a causal LM of transformers")
     from transformers import AutoModelForSequenceClassification
 
     config = copy.deepcopy(model.config)
     config.num_labels = 1
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _drawing(seed):
         try:
             scalar: Any = AutoModelForSequenceClassification.from_config(config, dtype=model.dtype)
         except ValueError as error:
@@ -239,24 +243,21 @@ def token_values(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tenso
     input_ids, attention_mask (B, L) -> (B, L). Column i has seen the tokens up to i, itself
     included, so it is the value of the state in which token i+1 is drawn.
     One forward pass, gradients on, dropout off (as for log-probs: a value taken with dropout on is
-    noise). The padding may be on either side, or on both: positions are counted over real tokens,
-    so a row has the same values wherever it stands. A padded slot has the value 0 and no gradient.
+    noise). The padding may stand on either side, on both or inside a row, and hold any id:
+    positions are counted over real tokens, so a row has the same values wherever it stands. A
+    padded slot has the value 0 and no gradient.
     The head works in float32 whatever the model's dtype: in bfloat16 two rewards that differ by
     less than one part in 256 would be a tie.
-    Raises ValueError for a model without a scalar head, and for shapes that differ.
+    Raises ValueError for a model without a scalar head, shapes that differ, ids that are no
+    integers or, at a real token, none of the model's, and a mask of other numbers than 0 and 1.
     """
-    if input_ids.dim() != 2 or attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask: found shape {tuple(attention_mask.shape)}; wanted that of input_ids, "
-            f"(B, L): {tuple(input_ids.shape)}"
-        )
     head = _head(model)
+    ids, mask = read_batch(model, input_ids, attention_mask)
     with evaluating(model):
-        hidden = model.base_model(
-            input_ids=input_ids, use_cache=False, **padding(attention_mask)
-        ).last_hidden_state
-    real = attention_mask.bool()
-    hidden = torch.where(real[..., None], hidden.float(), 0.0)  # nothing of the padding, NaN or not
+        hidden = model.base_model(input_ids=ids, use_cache=False, **padding(mask)).last_hidden_state
+    hidden = torch.where(
+        mask.bool()[..., None], hidden.float(), 0.0
+    )  # nothing of the padding, NaN or not
     return (hidden * head.weight[0].float()).sum(dim=-1)  # unlike @, the same bits after loading
 
 
@@ -273,12 +274,11 @@ def response_values(
     on columns that are no token of the response is unspecified; there the mask decides.
     $V(x, y)$ after the last token, for responses that were cut off, is not among them: it is
     `last_token_values(token_values(model, input_ids, attention_mask), attention_mask)`.
-    Raises ValueError as `token_values`, and for a response_length outside 1 to P+T-1.
+    Raises ValueError as `token_values`, for a response_length outside 1 to P+T-1, and for a
+    response with a padded slot between its tokens, or before them: V is read one column back.
     """
-    if not 1 <= response_length < input_ids.shape[-1]:
-        raise ValueError(
-            f"response_length: found {response_length}; wanted 1 to {input_ids.shape[-1] - 1}"
-        )
+    _, mask = read_batch(model, input_ids, attention_mask)
+    check_response(response_length, mask)
     return token_values(model, input_ids, attention_mask)[:, -response_length - 1 : -1]
 
 
@@ -345,13 +345,81 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def padding(mask: Tensor) -> dict[str, Tensor]:
-    """Mask and positions for left-padded rows; nothing where no row has padding on the left.
+    """Mask and positions for rows with a gap before a real token; nothing where no row has one.
 
     Padding on the right needs no mask: a causal model never looks ahead.
     """
-    if bool(mask[:, 0].all()):
+    if bool(mask[:, 0].bool().all() & (mask[:, 1:] <= mask[:, :-1]).all()):
         return {}
     return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+
+def read_batch(model: Any, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and mask (B, L) as a model takes them: a valid id in every padded slot, a mask of int64.
+
+    Raises ValueError as `token_values`.
+    """
+    if not is_dense(input_ids) or input_ids.dim() != 2 or 0 in input_ids.shape or _odd(input_ids):
+        raise ValueError(
+            f"input_ids: found {describe(input_ids)}; wanted integers of shape (B, L), B and L >= 1"
+        )
+    if not is_dense(attention_mask) or attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask: found {describe(attention_mask)}; wanted that of input_ids, "
+            f"{tuple(input_ids.shape)}"
+        )
+    if attention_mask.device != input_ids.device:
+        raise ValueError(
+            f"attention_mask: found it on {attention_mask.device}; wanted {input_ids.device}, as "
+            "input_ids"
+        )
+    mask = read_mask(attention_mask, name="attention_mask", allow_empty=True)
+    ids = input_ids.long().masked_fill(~mask, 0)
+    low, high = (int(end) for end in ids.aminmax())
+    words = model.get_input_embeddings().num_embeddings
+    if low < 0 or high >= words:
+        raise ValueError(
+            f"input_ids: found {low if low < 0 else high} at a real token; wanted ids from 0 to "
+            f"{words - 1}"
+        )
+    return ids, mask.long()
+
+
+def check_response(response_length: int, mask: Tensor) -> None:
+    """ValueError unless it is a number of columns that leaves at least one to the prompt, and each
+    token in them, but a row's first, stands right after the one from whose state it is drawn."""
+    whole = isinstance(response_length, int) and not isinstance(response_length, bool)
+    if not whole or not 1 <= response_length < mask.shape[1]:
+        raise ValueError(
+            f"response_length: found {shown(response_length)}; wanted a whole number from 1 to "
+            f"{mask.shape[1] - 1}"
+        )
+    before = slice(-response_length - 1, -1)
+    torn = (mask[:, -response_length:] > mask[:, before]) & (mask.cumsum(1)[:, before] > 0)
+    if bool(torn.any()):
+        row, slot = torn.nonzero()[0].tolist()
+        raise ValueError(
+            f"attention_mask: found a padded slot before token {slot} of the response in row {row};"
+            " wanted every token of it right after the one before"
+        )
+
+
+def _odd(ids: Tensor) -> bool:
+    """Of a dtype that is none of integers."""
+    return ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool
+
+
+@contextmanager
+def _drawing(seed: int) -> Iterator[None]:
+    """The same weights for the same seed, whatever the random state, dtype and device outside."""
+    outside = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(seed)
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(outside)
 
 
 @contextmanager

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcore.checks import check_temperature, check_whole
-from rlcore.models import check_length, encode
+from rlcore.checks import check_temperature, check_whole, shown
+from rlcore.models import check_length, check_response, encode, evaluating, padding, read_batch
 from rlcore.objectives.logprobs import token_logprobs
 
 
@@ -42,17 +41,6 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.texts)
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Dropout off inside the block; `model.training` is put back after it."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @torch.no_grad()  # not inference_mode: its tensors could not be used in a loss later
@@ -129,7 +117,7 @@ def sample(
 
     width = int(lengths.max())
     mask = torch.arange(width, device=device) < lengths[:, None]
-    response, padding = response[:, :width].masked_fill(~mask, pad), ~mask
+    response, beyond = response[:, :width].masked_fill(~mask, pad), ~mask
     answers = zip(response.tolist(), lengths.tolist(), ended.tolist(), strict=True)
     texts = tokenizer.batch_decode([ids[: n - int(end)] for ids, n, end in answers])
     return Samples(
@@ -140,8 +128,8 @@ def sample(
             [prompt_mask.repeat_interleave(group_size, 0), mask.to(prompt_mask.dtype)], 1
         ),
         response_mask=mask,
-        logprobs=logprobs[:, :width].masked_fill(padding, 0.0),
-        entropy=entropies[:, :width].masked_fill(padding, 0.0),
+        logprobs=logprobs[:, :width].masked_fill(beyond, 0.0),
+        entropy=entropies[:, :width].masked_fill(beyond, 0.0),
         group_ids=torch.arange(len(prompts), device=device).repeat_interleave(group_size),
         lengths=lengths,
         truncated=~ended,
@@ -161,9 +149,12 @@ def response_logprobs(
     One forward pass, gradients on, dropout off (a ratio taken with dropout on is noise). With the
     temperature of `sample` these are the log-probs that it returned (without top-k and top-p).
     What stands on masked positions is unspecified.
+    Raises ValueError as `token_values` of `rlcore.models`, and for a response_length or a mask
+    that `response_values` does not take.
     """
-    logits = response_logits(model, input_ids, attention_mask, response_length)
-    return token_logprobs(logits, input_ids[:, -response_length - 1 :], temperature=temperature)
+    ids, mask = read_batch(model, input_ids, attention_mask)
+    logits = _logits(model, ids, mask, response_length)
+    return token_logprobs(logits, ids[:, -response_length - 1 :], temperature=temperature)
 
 
 def response_logits(
@@ -173,16 +164,15 @@ def response_logits(
 
     The forward pass of `response_logprobs`, for what else its logits say (`entropy`).
     """
-    if not 1 <= response_length < input_ids.shape[1]:
-        raise ValueError(
-            f"response_length: found {response_length}; wanted 1 to {input_ids.shape[1] - 1}"
-        )
+    ids, mask = read_batch(model, input_ids, attention_mask)
+    return _logits(model, ids, mask, response_length)
+
+
+def _logits(model: Any, ids: Tensor, mask: Tensor, response_length: int) -> Tensor:
+    check_response(response_length, mask)
     with evaluating(model):
         logits: Tensor = model(
-            input_ids=input_ids,
-            use_cache=False,
-            logits_to_keep=response_length + 1,
-            **_padding(attention_mask),
+            input_ids=ids, use_cache=False, logits_to_keep=response_length + 1, **padding(mask)
         ).logits
     return logits
 
@@ -197,16 +187,16 @@ class _Decoder:
         names = inspect.signature(model.forward).parameters
         self.cache_name = "cache" if "cache" in names else "past_key_values"
         self.mask: Tensor | None = None
-        padding = _padding(mask)
-        out = self._forward(ids, padding)
+        left = padding(mask)
+        out = self._forward(ids, left)
         self.cache.batch_repeat_interleave(group_size)
         self.logits = out.repeat_interleave(group_size, 0)
         self.positions = mask.sum(1).repeat_interleave(group_size, 0)
-        if padding:
+        if left:
             self.mask = mask.repeat_interleave(group_size, 0)
 
-    def _forward(self, ids: Tensor, padding: dict[str, Tensor]) -> Tensor:
-        inputs = {"input_ids": ids, "use_cache": True, self.cache_name: self.cache, **padding}
+    def _forward(self, ids: Tensor, places: dict[str, Tensor]) -> Tensor:
+        inputs = {"input_ids": ids, "use_cache": True, self.cache_name: self.cache, **places}
         logits: Tensor = self.model(**inputs, logits_to_keep=1).logits[:, -1]
         return logits
 
@@ -218,22 +208,12 @@ class _Decoder:
 
     def advance(self, tokens: Tensor) -> None:
         """Append one token to each row; `logits` (rows, V) are then those of the next one."""
-        padding = {"position_ids": self.positions[:, None]}
+        places = {"position_ids": self.positions[:, None]}
         if self.mask is not None:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
-            padding["attention_mask"] = self.mask
-        self.logits = self._forward(tokens[:, None], padding)
+            places["attention_mask"] = self.mask
+        self.logits = self._forward(tokens[:, None], places)
         self.positions = self.positions + 1
-
-
-def _padding(mask: Tensor) -> dict[str, Tensor]:
-    """Mask and positions for left-padded rows; nothing where no row has padding on the left.
-
-    Padding on the right needs no mask: a causal model never looks ahead.
-    """
-    if bool(mask[:, 0].all()):
-        return {}
-    return {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
 def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
@@ -286,14 +266,16 @@ def _check(
 ) -> None:
     texts = isinstance(prompts, Sequence) and all(isinstance(text, str) for text in prompts)
     if not texts or isinstance(prompts, str) or len(prompts) == 0:
-        raise ValueError(f"prompts: found {prompts!r}; wanted a non-empty list of strings")
+        raise ValueError(f"prompts: found {shown(prompts)}; wanted a non-empty list of strings")
     check_whole(1, group_size=group_size, max_new_tokens=max_new_tokens)
     check_temperature(temperature)
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"top_k: found {top_k!r}; wanted None or a whole number of at least 1")
+        raise ValueError(
+            f"top_k: found {shown(top_k)}; wanted None or a whole number of at least 1"
+        )
     if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
-        raise ValueError(f"top_p: found {top_p!r}; wanted None or 0 < top_p <= 1")
+        raise ValueError(f"top_p: found {shown(top_p)}; wanted None or 0 < top_p <= 1")
     if not greedy and not isinstance(generator, torch.Generator):
         raise ValueError(
-            f"generator: found {generator!r}; wanted a torch.Generator, or greedy=True"
+            f"generator: found {shown(generator)}; wanted a torch.Generator, or greedy=True"
         )

@@ -82,6 +82,71 @@ def test_the_tokens_under_the_padding_mean_nothing(scalar_model: Any) -> None:
         near(models.response_rewards(scalar_model, spoilt, mask), plain)
 
 
+def test_padding_may_hold_anything(language_model: Any, scalar_model: Any) -> None:
+    """Ids that no vocabulary has, as labels hold them, in slots that the mask leaves out."""
+    ids, mask = BOTH
+    plain = models.token_values(scalar_model, ids, mask)
+    scores = response_logprobs(language_model, ids, mask, 3)
+    for other in (-100, 10**9):
+        spoilt = ids.masked_fill(mask == 0, other)
+        assert torch.equal(models.token_values(scalar_model, spoilt, mask), plain)
+        again = response_logprobs(language_model, spoilt, mask, 3)
+        assert torch.equal(again[mask[:, -3:] == 1], scores[mask[:, -3:] == 1])
+
+
+def test_a_row_with_a_hole_is_the_row_without_it(language_model: Any, scalar_model: Any) -> None:
+    """Whatever stands in the hole, and whatever the other rows look like."""
+    for first in (0, 1):
+        ids, mask = torch.tensor([IDS[0], IDS[0]]), torch.ones(2, 7, dtype=torch.long)
+        ids[0, 2:4], mask[0, 2:4] = 7, 0
+        mask[1, 0] = first  # with 0, one row is padded on the left as well
+        short = torch.tensor([IDS[0][:2] + IDS[0][4:]])
+        wanted = models.token_values(scalar_model, short, torch.ones_like(short))[0]
+        values = models.token_values(scalar_model, ids, mask)[0]
+        near(values[mask[0] == 1], wanted)
+        near(models.token_values(scalar_model, ids[:1], mask[:1])[0], values)
+        scores = response_logprobs(language_model, ids, mask, 2)[0]
+        wanted = response_logprobs(language_model, short, torch.ones_like(short), 2)[0]
+        near(scores, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_means_nothing(
+    dtype: torch.dtype, tmp_path: Path, language_model: Any, scalar_model: Any
+) -> None:
+    models.save(scalar_model, TOKENIZER, tmp_path / "reward")
+    torch.set_default_dtype(dtype)
+    try:
+        model = models.build_model("tiny", TOKENIZER, seed=0)
+        scalar = models.build_scalar_model(model, seed=1)
+        assert torch.get_default_dtype() == dtype
+        loaded, _ = models.load_scalar_model(tmp_path / "reward")
+        values = [models.token_values(one, *BOTH) for one in (scalar, loaded)]
+        scores = response_logprobs(model, *LEFT, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, wanted in ((model, language_model), (scalar, scalar_model), (loaded, scalar_model)):
+        assert one.dtype == torch.float32
+        for ours, theirs in zip(one.state_dict().items(), wanted.state_dict().items(), strict=True):
+            assert ours[0] == theirs[0]
+            assert torch.equal(ours[1], theirs[1])
+    for value in values:
+        assert torch.equal(value, models.token_values(scalar_model, *BOTH))
+    assert torch.equal(scores, response_logprobs(language_model, *LEFT, 3))
+
+
+def test_the_default_device_means_nothing(language_model: Any, scalar_model: Any) -> None:
+    torch.set_default_device("meta")
+    try:
+        model = models.build_model("tiny", TOKENIZER, seed=0, device="cpu")
+        scalar = models.build_scalar_model(model, seed=1)
+    finally:
+        torch.set_default_device(None)
+    for one, wanted in ((model, language_model), (scalar, scalar_model)):
+        for ours, theirs in zip(one.parameters(), wanted.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_the_numbers_are_a_linear_map_of_the_last_hidden_state(scalar_model: Any) -> None:
     """By the model that transformers makes of it, without our code: logits of its own head."""
     (ids,) = (torch.tensor([IDS[0]]),)
@@ -305,6 +370,9 @@ class Unlike:
 
 def test_bad_arguments(language_model: Any, scalar_model: Any) -> None:
     ids, mask = LEFT
+    hole, apart = RIGHT[1].clone(), mask.clone()
+    hole[1] = torch.tensor([1, 1, 1, 1, 0, 1, 1])
+    apart[2] = torch.tensor([0, 0, 1, 0, 0, 1, 1])
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: models.build_scalar_model(language_model, seed=-1), "seed: found -1"),
         (
@@ -318,9 +386,75 @@ def test_bad_arguments(language_model: Any, scalar_model: Any) -> None:
         (lambda: models.token_values(language_model, ids, mask), "model: found none as the head"),
         (
             lambda: models.token_values(scalar_model, ids, mask[:1]),
-            r"attention_mask: .*\(1, 7\); w",
+            r"attention_mask: found a tensor of shape \(1, 7\) .*; wanted that of .*, \(3, 7\)",
         ),
-        (lambda: models.token_values(scalar_model, ids[0], mask[0]), "attention_mask: found shape"),
+        *(
+            (
+                lambda call=call, wrong=wrong: call(*wrong),
+                message,
+            )
+            for call in (
+                lambda ids, mask: models.token_values(scalar_model, ids, mask),
+                lambda ids, mask: models.response_rewards(scalar_model, ids, mask),
+                lambda ids, mask: models.response_values(scalar_model, ids, mask, 3),
+                lambda ids, mask: response_logprobs(language_model, ids, mask, 3),
+            )
+            for wrong, message in (
+                ((ids[0], mask[0]), r"input_ids: found a tensor of shape \(7,\)"),
+                (
+                    (ids.tolist(), mask),
+                    r"input_ids: found \[\[.*\(list\); wanted integers of shape",
+                ),
+                ((None, mask), "input_ids: found None"),
+                ((ids[:0], mask[:0]), r"input_ids: found a tensor of shape \(0, 7\)"),
+                ((ids.float(), mask), "input_ids: found .* dtype torch.float32"),
+                ((ids.bool(), mask), "input_ids: found .* dtype torch.bool"),
+                ((ids.to_sparse(), mask), "input_ids: found .* layout torch.sparse_coo"),
+                (
+                    (ids + 99, mask),
+                    r"input_ids: found 1\d\d at a real token; wanted ids from 0 to 12",
+                ),
+                ((ids - 99, mask), "input_ids: found -9\\d at a real token"),
+                ((ids, None), "attention_mask: found None"),
+                ((ids, mask.tolist()), r"attention_mask: found \[\[.*\(list\)"),
+                ((ids, mask * 2), "attention_mask must hold only 0 and 1 .*; got 2"),
+                ((ids, -mask), "attention_mask must hold only 0 and 1 .*; got -1"),
+                ((ids, mask / mask), "attention_mask must hold only 0 and 1 .*; got nan"),
+            )
+        ),
+        *(
+            (
+                lambda call=call, length=length: call(length),
+                f"response_length: found {length!r}.*; wanted a whole number from 1 to 6",
+            )
+            for call in (
+                lambda length: models.response_values(scalar_model, ids, mask, length),
+                lambda length: response_logprobs(language_model, ids, mask, length),
+            )
+            for length in (0, 1.5, "2", None, True, -1, 2**70)
+        ),
+        *(
+            (
+                lambda std=std: models.build_scalar_model(language_model, seed=0, std=std),
+                "std: found .*; wanted None or a number from 0 to 1000",
+            )
+            for std in (1e308, 10**400, 10**5000, 1001, "1", torch.ones(2, 2))
+        ),
+        *(
+            (lambda seed=seed: models.build_scalar_model(language_model, seed=seed), "seed: found ")
+            for seed in (10**400, 10**5000, 1.5, None, torch.ones(2, 2))
+        ),
+        *(
+            (
+                lambda call=call, m=m, row=row: call(m),
+                f"attention_mask: found .* token 1 .* row {row};",
+            )
+            for call in (
+                lambda mask: models.response_values(scalar_model, ids, mask, 3),
+                lambda mask: response_logprobs(language_model, ids, mask, 3),
+            )
+            for m, row in ((hole, 1), (apart, 2))
+        ),
         (lambda: models.response_values(scalar_model, ids, mask, 0), "response_length: found 0"),
         (lambda: models.response_values(scalar_model, ids, mask, 7), "response_length: .*1 to 6"),
         (
@@ -329,5 +463,6 @@ def test_bad_arguments(language_model: Any, scalar_model: Any) -> None:
         ),
     ]
     for call, message in wrong:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"^{message}") as caught:
             call()
+        assert len(str(caught.value)) < 250, "a message does not print a batch"
