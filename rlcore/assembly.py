@@ -39,6 +39,8 @@ from rlcore.objectives._checks import (
     read_rewards,
     to_float,
 )
+from rlcore.objectives._pairs import check_counts, read_divisor
+from rlcore.objectives.advantages import _read_ids as read_ids
 
 OF_POLICY_LOSS = (  # fields of a row that are arguments of policy_loss, under the same name
     "surrogate",
@@ -100,9 +102,11 @@ def compute_advantages(
     ValueError: something that the row needs is None; the rest as the functions of
     ``rlcore.objectives``.
     """
+    _check_row(algorithm)
     if algorithm.overlong == "penalty":
         rewards = _with_penalty(algorithm, rewards, response_mask, max_length)
     if algorithm.advantage == "gae":
+        _check_ids(group_ids, rewards)
         return _by_critic(
             algorithm, rewards, old_logprobs, ref_logprobs, response_mask, values, bootstrap_values
         )
@@ -124,6 +128,7 @@ def compute_advantages(
             )
         )
     if algorithm.advantage == "greedy":
+        _check_ids(group_ids, rewards)
         greedy = _needed(algorithm, "advantage", greedy_rewards=greedy_rewards)
         return Estimates(self_critical_advantages(rewards, *greedy))
     return Estimates(_by_group(algorithm, rewards, group_ids))
@@ -132,6 +137,7 @@ def compute_advantages(
 def _by_group(row: Algorithm, rewards: Rewards, group_ids: Tensor) -> Tensor:
     """Baselines that are made of the rewards alone."""
     if row.advantage == "batch_mean":
+        _check_ids(group_ids, rewards)
         return batch_mean_advantages(rewards)
     if row.advantage == "leave_one_out":
         return leave_one_out_advantages(rewards, group_ids)
@@ -176,6 +182,11 @@ def _by_critic(
     if row.whiten:
         advantages = whiten(advantages, taking_part)
     return Estimates(advantages, torch.where(taking_part, critic.returns, 0.0))
+
+
+def _check_ids(group_ids: Any, rewards: Rewards) -> None:
+    """ValueError for ids that are none, also where no row is compared with its group."""
+    read_ids(group_ids, read_rewards(rewards))
 
 
 def _with_penalty(
@@ -232,6 +243,7 @@ def step_totals(
     (tokens), each at least 1, to be passed to ``compute_loss``: then the losses and gradients of
     the parts add up to the step's.
     """
+    _check_row(algorithm)
     mask = read_mask(response_mask, allow_empty=True)
     if known is not None:
         mask = mask & _flags("known", known, mask)[:, None]
@@ -283,11 +295,15 @@ def compute_loss(
 
     A call that sees a part of a step passes the counts of the whole step, those of step_totals:
     ``total`` for the policy's term, ``token_total`` for entropy and value, ``correct_total`` for
-    the likelihood; then the parts add up to the whole.
+    the likelihood; then the parts add up to the whole.  All that the row's terms need must be
+    given, or none (where the policy's term is a token mean, ``total`` may stand for
+    ``token_total``).  Statistics are means over the call's own tokens or responses.
 
-    ValueError: something that the row needs is None; the rest as policy_loss, value_loss and
-    sft_loss.
+    ValueError: something that the row needs is None, some counts of the step are; the rest as
+    policy_loss, value_loss and sft_loss.
     """
+    _check_row(algorithm)
+    token_total = _tokens_of_step(algorithm, total, token_total, correct_total)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     mask = _counted(algorithm, mask, truncated)
     if algorithm.entropy_coef > 0:
@@ -312,9 +328,34 @@ def compute_loss(
     if algorithm.nll_coef > 0:
         (right,) = _needed(algorithm, "nll_coef", correct=correct)
         chosen = mask & _flags("correct", right, mask)[:, None]
-        part, _ = sft_loss(logprobs, chosen, total=correct_total, allow_empty=True)
-        loss, stats = loss + algorithm.nll_coef * part, stats | {"nll_loss": part.detach()}
+        tokens = read_divisor(
+            correct_total, int(chosen.sum()), "tokens of correct responses", "correct_total"
+        )
+        part, own = sft_loss(logprobs, chosen, total=tokens, allow_empty=True)
+        loss, stats = loss + algorithm.nll_coef * part, stats | {"nll_loss": own["nll_loss"]}
     return loss, stats
+
+
+def _check_row(algorithm: Any) -> None:
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"algorithm must be an Algorithm, a row of rlcore.algorithms; got {describe(algorithm)}"
+        )
+
+
+def _tokens_of_step(row: Algorithm, total: Any, token_total: Any, correct_total: Any) -> Any:
+    """token_total, once it is certain that either all counts of the step are given or none."""
+    if row.aggregation == "token_mean" and token_total is None:
+        token_total = total
+    counts = {"total": total, "token_total": token_total, "correct_total": correct_total}
+    if row.aggregation == "only_token_mean" and total is None:
+        del counts["total"]  # a sum over responses has no divisor
+    if not (row.value_coef > 0 or row.entropy_coef > 0) and token_total is None:
+        del counts["token_total"]
+    if not row.nll_coef > 0:
+        del counts["correct_total"]
+    check_counts(**counts)
+    return token_total
 
 
 def _critic_term(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlcore.answers import QUESTIONS, five_answers
+from rlcore.naming import check_texts
 from rlcore.objectives import (
     AGGREGATIONS,
     CLIP_RANGES,
@@ -17,7 +18,13 @@ from rlcore.objectives import (
     SURROGATES,
     fixed_clip_range,
 )
-from rlcore.objectives._checks import MAX_WEIGHT, check_choice, check_ddof, check_number
+from rlcore.objectives._checks import (
+    MAX_WEIGHT,
+    check_choice,
+    check_ddof,
+    check_number,
+    describe,
+)
 from rlcore.objectives.surrogates import USE_RANGE
 
 REWARDS = ("verifier", "reward_model", "several")
@@ -78,10 +85,12 @@ class Algorithm:
     Terms added to the loss, each with its weight: ``value_coef`` (with ``epsilon_value``: how far
     a value may move), ``entropy_coef``, ``nll_coef`` (likelihood of the correct responses).
 
-    ``source``: paper and equations.  ``notes``: what released code, TRL and verl do differently.
+    ``name`` and ``title``: how code and prose call the row.  ``source``: paper and equations.
+    ``notes``: what released code, TRL and verl do differently.
 
-    ValueError: a value that no objective knows, and choices that do not fit together (a KL term
-    without weight or a weight without KL term, ``"decoupled"`` without several rewards, ...).
+    ValueError: a value that no objective knows, and choices that do not fit together (a weight
+    ``beta`` without a KL term, ``"decoupled"`` without several rewards, ...).  A KL term of weight
+    0 is allowed: it is switched off, and the rest of the row stays what it was.
     """
 
     name: str
@@ -121,7 +130,7 @@ class Algorithm:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "notes", tuple(self.notes))  # a list, where a record was read
+        check_texts(self)
         _check_values(self)
         for wrong, message in (*_misfits_of_estimates(self), *_misfits_of_loss(self)):
             if wrong:
@@ -149,7 +158,7 @@ def _check_values(row: Algorithm) -> None:
         check_choice(field, getattr(row, field), allowed)
     for field in ("dynamic_sampling", "whiten", "value_pretraining", "kl_importance_weighted"):
         if not isinstance(getattr(row, field), bool):
-            raise ValueError(f"{field} must be True or False; got {getattr(row, field)!r}")
+            raise ValueError(f"{field} must be True or False; got {describe(getattr(row, field))}")
     check_ddof(row.ddof)
     fixed_clip_range(row.epsilon_low, row.epsilon_high)
     for field in ("eps", "batch_eps"):

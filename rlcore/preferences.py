@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from rlcore.naming import check_texts
 from rlcore.objectives import SCORES, kto_loss, preference_loss, reward_model_loss
-from rlcore.objectives._checks import check_choice, check_number
+from rlcore.objectives._checks import check_choice, check_number, describe
 from rlcore.objectives._pairs import MAX_FACTOR
 from rlcore.objectives.preference import link_function, smoothing_function
 
@@ -33,7 +34,7 @@ class PreferenceMethod:
     """One row over pairs.  Fields and their values are those of ``preference_loss``; nothing is
     hidden.
 
-    ValueError for a value that ``preference_loss`` would not take.
+    ValueError for a value that ``preference_loss`` would not take, and for texts that are none.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PreferenceMethod:
     nll_coef: float = 0.0
 
     def __post_init__(self) -> None:
+        check_texts(self)
         check_choice("score", self.score, SCORES)
         link_function(self.link, self.beta, self.gamma)
         smoothing_function(self.smoothing, self.label_smoothing)
@@ -86,6 +88,7 @@ class RewardModelMethod:
     center_coef: float = 0.0
 
     def __post_init__(self) -> None:
+        check_texts(self)
         check_number("center_coef", self.center_coef, at_least=0, at_most=MAX_FACTOR)
 
     def three_answers(self) -> dict[str, str]:
@@ -115,6 +118,7 @@ class UnpairedMethod:
     weight_undesirable: float = 1.0
 
     def __post_init__(self) -> None:
+        check_texts(self)
         check_number("beta", self.beta, above=0, at_most=MAX_FACTOR)
         for field in ("weight_desirable", "weight_undesirable"):
             check_number(field, getattr(self, field), at_least=0, at_most=MAX_FACTOR)
@@ -246,7 +250,8 @@ def by_name(name: str) -> Method:
 
 def _check_kind(method: Any, kind: type, what: str) -> None:
     if not isinstance(method, kind):
-        found = f"{method.name!r} ({type(method).__name__})" if hasattr(method, "name") else method
+        row = isinstance(method, PreferenceMethod | RewardModelMethod | UnpairedMethod)
+        found = f"{method.name!r} ({type(method).__name__})" if row else describe(method)
         raise ValueError(f"method must be a {kind.__name__}, a row over {what}; got {found}")
 
 
@@ -359,7 +364,7 @@ IPO_AVERAGED = replace(
     score="log_ratio_mean",
     notes=(
         "The average over tokens is TRL's reading; the paper does not mention it.",
-        "TRL logs rewards from the summed log-ratio, here they are what the loss sees.",
+        "TRL logs rewards from the summed log-ratio, here they are beta times the average.",
     ),
 )
 DPO_NORM = replace(
@@ -371,7 +376,7 @@ DPO_NORM = replace(
     beta=5.0,
     notes=(
         "beta is Tulu 3's: an average over tokens is smaller than a sum; TRL's default stays 0.1.",
-        "TRL logs rewards from the summed log-ratio, here they are what the loss sees.",
+        "TRL logs rewards from the summed log-ratio, here they are beta times the average.",
     ),
 )
 SIMPO = PreferenceMethod(

@@ -1,9 +1,9 @@
 """Who may import whom.  Imports run one way: objectives <- algorithms <- training <- chapters.
 
 objectives        torch, the standard library, each other
-preferences       objectives, torch, the standard library
-algorithms        objectives and its own parts (answers, choices, assembly), torch, the standard
-                  library
+preferences       objectives, naming, torch, the standard library
+algorithms        objectives and its own parts (answers, choices, assembly, naming), torch, the
+                  standard library
 trl_export        algorithms, preferences, objectives; TRL itself only when it is asked for a config
 rlcore, the rest  anything of rlcore that makes no cycle; never widgets or book
 widgets           rlcore.objectives, anywidget, traitlets, ipywidgets, torch, each other
@@ -97,18 +97,19 @@ def test_objectives_import_torch_and_each_other(module: str) -> None:
     assert all(within(name, "rlcore.objectives") for name in inside(module))
 
 
-ROWS = ("algorithms", "assembly", "choices", "answers", "preferences")
+ROWS = ("algorithms", "assembly", "choices", "answers", "preferences", "naming")
 MADE_OF = {  # an algorithm's parts: answers <- choices <- assembly <- algorithms
     "algorithms": ("rlcore.assembly", "rlcore.choices", "rlcore.answers"),
     "assembly": ("rlcore.choices",),
-    "choices": ("rlcore.answers",),
+    "choices": ("rlcore.answers", "rlcore.naming"),
+    "preferences": ("rlcore.naming",),
     "answers": ("rlcore.choices",),  # for the type checker alone, see the next test
 }
 
 
 @pytest.mark.parametrize("part", ROWS)
 def test_rows_import_objectives(part: str) -> None:
-    """And each other in one direction; preferences stands alone."""
+    """And each other in one direction; preferences knows no algorithm."""
     assert outside(f"rlcore.{part}") <= {"torch"}
     for name in inside(f"rlcore.{part}"):
         assert within(name, "rlcore.objectives") or name in MADE_OF.get(part, ()), name

@@ -39,6 +39,19 @@ def check_size(name: str, values: Tensor, where: str = "") -> None:
         )
 
 
+def check_counts(**counts: Any) -> None:
+    """ValueError where some counts of a whole step are given and others are not: the terms of the
+    parts would be shares of the step here and means of the part there, and not add up."""
+    given = next((name for name, count in counts.items() if count is not None), None)
+    for name, count in counts.items():
+        if given is not None and count is None:
+            count = check_count(given, counts[given])
+            raise ValueError(
+                f"{name} must be given with {given}={count}: a call that sees a part of a step "
+                "needs the counts of the whole step; got None"
+            )
+
+
 def read_divisor(total: Any, count: int, what: str, name: str = "total") -> int:
     """What a sum over the ``count`` rows of this part is divided by: the rows of the whole step."""
     if total is None:

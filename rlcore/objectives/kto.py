@@ -94,10 +94,11 @@ def kto_weights(desirable: Tensor, *, ratio: float = 1.0) -> tuple[float, float]
     ValueError: marks that are neither 0 nor 1, only one kind of them, ratio <= 0.
     """
     ratio = check_number("ratio", ratio, above=0, at_most=MAX_FACTOR)
-    fits = is_dense(desirable) and desirable.dim() == 1
+    fits = is_dense(desirable) and desirable.dim() == 1 and not desirable.is_complex()
     if not fits or not bool(((desirable == 0) | (desirable == 1)).all()):
         raise ValueError(
-            f"desirable must be of shape (N,) and hold only 0 and 1; got {describe(desirable)}"
+            "desirable must be real, of shape (N,) and hold only 0 and 1; got "
+            f"{describe(desirable)}"
         )
     good, bad = int((desirable == 1).sum()), int((desirable == 0).sum())
     if good == 0 or bad == 0:
@@ -109,10 +110,11 @@ def kto_weights(desirable: Tensor, *, ratio: float = 1.0) -> tuple[float, float]
 
 
 def _read_labels(desirable: Tensor, mask: Tensor) -> Tensor:
-    if not is_dense(desirable) or desirable.shape != mask.shape[:1]:
+    fits = is_dense(desirable) and desirable.shape == mask.shape[:1]
+    if not fits or desirable.is_complex():
         raise ValueError(
-            f"desirable must be of shape {tuple(mask.shape[:1])}, one per row of response_mask; "
-            f"got {describe(desirable)}"
+            f"desirable must be real and of shape {tuple(mask.shape[:1])}, one per row of "
+            f"response_mask; got {describe(desirable)}"
         )
     if desirable.device != mask.device:
         raise ValueError(f"desirable must be on {mask.device}, as the mask; got {desirable.device}")

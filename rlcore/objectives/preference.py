@@ -24,6 +24,7 @@ from rlcore.objectives._checks import (
 )
 from rlcore.objectives._pairs import (
     MAX_FACTOR,
+    check_counts,
     check_size,
     log_sigmoid_loss,
     mean_of,
@@ -85,12 +86,12 @@ def preference_loss(
     weight multiplies all this (ORPO's $\lambda$); nll_coef adds that many times the negative
     log-likelihood of the chosen responses, mean over their tokens (ORPO's $L_{SFT}$).
     total, token_total: the pairs, and the chosen responses' tokens, of the whole step when this
-    call sees a part of it; the parts then add up to the whole.
+    call sees a part of it; the parts then add up to the whole.  With nll_coef, one is not enough.
     allow_empty: a pair with an empty answer is left out of loss, likelihood and statistics, and
     counted in ``pairs_skipped``; else it is an error.
 
     Statistics, under TRL's names, means over the pairs of this call: ``rewards/chosen`` and
-    ``rewards/rejected`` ($\beta s$, what the loss sees), ``rewards/margins``,
+    ``rewards/rejected`` ($\beta s$; ``"square"`` compares $s$ itself), ``rewards/margins``,
     ``rewards/accuracies`` (share of pairs with a margin above 0); ``logps/chosen`` and
     ``logps/rejected`` (summed over tokens for the log-ratios, averaged for the other two scores);
     ``pairs_skipped``; with nll_coef, ``nll_loss``; with ``"log_odds"``, ``log_odds_chosen`` (the
@@ -105,7 +106,7 @@ def preference_loss(
     ValueError: an unknown choice, shapes that differ, log-probs not finite at a real token (or
     summing to more than 1e12), above 0 for ``"log_odds"``, a reference missing or not needed,
     beta <= 0 (< 1e-6 for ``"square"``), gamma or a weight < 0, label_smoothing outside [0, 0.5] (at
-    0.5 for ``"robust"``), an empty answer, a total below the part's own.
+    0.5 for ``"robust"``), an empty answer, a total below the part's own, or one of two.
     """
     loss_of = link_function(link, beta, gamma)
     smooth = smoothing_function(smoothing, label_smoothing)
@@ -118,10 +119,11 @@ def preference_loss(
 
     kept, difference = masks[0].any(dim=1), chosen - rejected
     price = torch.where(kept, smooth(loss_of(difference), loss_of(-difference)), 0.0)
+    tokens = _read_tokens_of_step(nll_coef, masks[0], total, token_total)
     loss = weight * price.sum() / read_divisor(total, int(kept.sum()), "pairs")
     stats = _statistics(score, beta, (chosen, rejected), logps, kept)
     if nll_coef > 0:
-        nll, stats["nll_loss"] = _likelihood(chosen_logprobs, masks[0], token_total)
+        nll, stats["nll_loss"] = _likelihood(chosen_logprobs, masks[0], tokens)
         loss = loss + nll_coef * nll
     return loss, stats
 
@@ -225,12 +227,18 @@ def _log_odds(name: str, mean: Tensor) -> Tensor:
     return mean - (-torch.expm1(below_one)).log()
 
 
-def _likelihood(logprobs: Tensor, mask: Tensor, token_total: Any) -> tuple[Tensor, Tensor]:
+def _read_tokens_of_step(nll_coef: float, mask: Tensor, total: Any, token_total: Any) -> int:
+    """What the likelihood is divided by: the chosen responses' tokens, of the whole step."""
+    tokens = read_divisor(token_total, int(mask.sum()), "tokens", "token_total")
+    if nll_coef > 0:
+        check_counts(total=total, token_total=token_total)
+    return tokens
+
+
+def _likelihood(logprobs: Tensor, mask: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """The negative log-likelihood of the chosen responses: this part's share, and its own mean."""
     values = -read_tokens("chosen_logprobs", logprobs, mask)
-    tokens = int(mask.sum())
-    nll = values.sum() / read_divisor(token_total, tokens, "tokens", "token_total")
-    return nll, values.detach().sum() / max(tokens, 1)
+    return values.sum() / tokens, values.detach().sum() / mask.sum().clamp(min=1)
 
 
 def _statistics(

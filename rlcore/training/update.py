@@ -97,7 +97,14 @@ def update_policy(
         update["loss"] += loss.item()
         share = int(weight[rows].sum()) / int(weight[used].sum())
         for name, value in stats.items():
-            part = 1.0 if name == "nll_loss" else share  # a term of the loss adds up
+            part = share
+            if name == "nll_loss":  # a mean over the tokens of correct responses alone
+                flags = {
+                    "correct": batch.judged.correct[rows],
+                    "truncated": samples.truncated[rows],
+                }
+                own = step_totals(algorithm, mask[rows], **flags)
+                part = own["correct_total"] / totals["correct_total"]
             update[name] = update.get(name, 0.0) + part * float(value)
     norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, batch.tensors())
     return {**update, "grad_norm": norm}

@@ -24,19 +24,32 @@ from rlcore.algorithms import (
     SCST,
     VAPO,
     VESPO,
+    Algorithm,
     by_name,
     compute_advantages,
     compute_loss,
     step_totals,
 )
+from rlcore.preferences import DPO
 
 FILTER = dataclasses.replace(DR_GRPO, overlong="filter", aggregation="token_mean")
 CUT = torch.tensor([False, True])
 VALUES = {"values": LP, "old_values": LP, "returns": LP}
 
 
+ENTROPIC = dataclasses.replace(GRPO, kl="none", beta=0.0, entropy_coef=0.1)
+GRPO_PLAIN = dataclasses.replace(GRPO, kl="none", beta=0.0)
+LIKELY = dataclasses.replace(GRPO, kl="none", beta=0.0, nll_coef=0.1)
+PART = r"a call that sees a part of a step needs the counts of the whole step; got None"
+
+
 def change(row: Any, **fields: Any) -> Any:
     return lambda: dataclasses.replace(row, **fields)
+
+
+def part_of(row: Any, **totals: Any) -> Any:
+    given = {**VALUES, "entropies": -LP, "correct": torch.tensor([True, False])}
+    return lambda: compute_loss(row, LP, LP, ADV, MASK, constant=3, **given, **totals)
 
 
 TABLE = table(
@@ -94,6 +107,17 @@ TABLE = table(
         (change(REINFORCE, ratio_max=10.0), "ratio_max is for surrogate=\"clip\" or clip_range=\"dynamic\"; got 10.0 with 'reinforce'"),
         (change(CISPO, ratio_max=10.0), 'ratio_max is for surrogate="clip"'),
         (change(GRPO, ratio_max=1.1), r"ratio_max must be at least 1 \+ epsilon_high = 1.2; got 1.1"),
+        (change(GRPO, dynamic_sampling=torch.ones(2, 2)), r"dynamic_sampling must be True or False; got a tensor of shape \(2, 2\)"),
+        (change(GRPO, name=3), r"name must be a string that is not empty; got 3 \(int\)"),
+        (change(GRPO, name=""), "name must be a string that is not empty; got ''"),
+        (change(GRPO, title=None), "title must be a string that is not empty; got None"),
+        (change(GRPO, title=" "), "title must be a string that is not empty; got ' '"),
+        (change(GRPO, source=5), r"source must be a string; got 5 \(int\)"),
+        (change(GRPO, source=torch.ones(2, 2)), r"source must be a string; got a tensor of shape \(2, 2\)"),
+        (change(GRPO, notes="one"), "notes must be a tuple or a list of strings; got 'one'"),
+        (change(GRPO, notes=None), "notes must be a tuple or a list of strings; got None"),
+        (change(GRPO, notes=("one", 2)), r"notes must be a tuple or a list of strings; got 2 \(int\)"),
+        (change(GRPO, notes={"one"}), r"notes must be a tuple or a list of strings; got \{'one'\} \(set\)"),
         (change(REINFORCE, clip_range="dynamic"), "clip_range must be fixed when surrogate=\"reinforce\", which has no range; got 'dynamic'"),
     ],
     compute_advantages=[
@@ -113,8 +137,35 @@ TABLE = table(
         (lambda: compute_advantages(GRPO, R[:1], IDS[:1]), "group_ids: every group needs at least 2 rows"),
         (lambda: compute_advantages(GDPO, R, IDS), r"rewards must be .* \(B, n\)"),
         (lambda: compute_advantages(DCPO, R, IDS, history=3), "history must be"),
+        *((lambda row=row: compute_advantages(row, R, IDS), "algorithm must be an Algorithm, a row of rlcore.algorithms; got") for row in ("grpo", None, DPO, Algorithm, [GRPO])),
+        *(
+            (lambda row=row, ids=ids: compute_advantages(row, ADV, ids, response_mask=MASK, values=LP, greedy_rewards=ADV), message)
+            for row in (VAPO, SCST, REINFORCE)
+            for ids, message in (
+                (None, "group_ids must be a tensor or a list of integers; got None"),
+                ("ab", "group_ids must be a tensor or a list of integers; got 'ab'"),
+                (IDS, r"group_ids must be of shape \(2,\), as rewards; got a tensor of shape \(4,\)"),
+                (ADV, "group_ids must hold integers, the prompts' ids; got .* dtype torch.float32"),
+            )
+        ),
     ],
     compute_loss=[
+        (lambda: compute_loss("grpo", LP, LP, ADV, MASK), r"algorithm must be an Algorithm, a row of rlcore.algorithms; got 'grpo' \(str\)"),
+        (lambda: compute_loss(None, LP, LP, ADV, MASK), "algorithm must be an Algorithm, .*; got None"),
+        (lambda: compute_loss(DPO, LP, LP, ADV, MASK), r"algorithm must be an Algorithm, .*; got .* \(PreferenceMethod\)"),
+        (part_of(ENTROPIC, total=5), f"token_total must be given with total=5: {PART}"),
+        (part_of(dataclasses.replace(PPO, aggregation="sequence_mean"), total=5), f"token_total must be given with total=5: {PART}"),
+        (part_of(dataclasses.replace(PPO, aggregation="only_token_mean"), total=5), f"token_total must be given with total=5: {PART}"),
+        (part_of(PPO, token_total=9), f"total must be given with token_total=9: {PART}"),
+        (part_of(VAPO, total=9), f"correct_total must be given with total=9: {PART}"),
+        (part_of(VAPO, total=9, token_total=9), f"correct_total must be given with total=9: {PART}"),
+        (part_of(VAPO, correct_total=9), f"total must be given with correct_total=9: {PART}"),
+        (part_of(LIKELY, total=9), f"correct_total must be given with total=9: {PART}"),
+        (part_of(LIKELY, correct_total=9), f"total must be given with correct_total=9: {PART}"),
+        (part_of(dataclasses.replace(LIKELY, aggregation="only_token_mean"), token_total=9), f"correct_total must be given with token_total=9: {PART}"),
+        (part_of(GRPO_PLAIN, token_total=9), f"total must be given with token_total=9: {PART}"),
+        (part_of(LIKELY, total=9, correct_total=1), "correct_total must be at least the 3 tokens of correct responses of this part; got 1"),
+        (part_of(LIKELY, total=9, correct_total="9"), "correct_total must be an integer >= 1; got '9'"),
         (lambda: compute_loss(GRPO, LP, LP, ADV, MASK), "ref_logprobs must be given when beta > 0; got None with beta=0.04"),
         (lambda: compute_loss(DR_GRPO, LP, LP, ADV, MASK), "constant must be given to aggregate over a constant; got None"),
         (lambda: compute_loss(SCST, LP, LP, ADV, HOLE), "response_mask row 1 is empty"),
@@ -130,6 +181,9 @@ TABLE = table(
         (lambda: compute_loss(VAPO, LP, LP, ADV, MASK, **VALUES, correct=CUT[:1]), r"correct must be booleans of shape \(2,\); got a tensor of shape \(1,\)"),
     ],
     step_totals=[
+        (lambda: step_totals("grpo", MASK), r"algorithm must be an Algorithm, a row of rlcore.algorithms; got 'grpo' \(str\)"),
+        (lambda: step_totals(None, MASK), "algorithm must be an Algorithm, .*; got None"),
+        (lambda: step_totals(DPO, MASK), r"algorithm must be an Algorithm, .*; got .* \(PreferenceMethod\)"),
         (lambda: step_totals(GRPO, MASK[0]), r"response_mask must be a tensor of shape \(B, T\)"),
         (lambda: step_totals(FILTER, MASK), "truncated must be given: dr-grpo has overlong='filter'; got None"),
         (lambda: step_totals(GRPO, MASK, known=CUT[:1]), r"known must be booleans of shape \(2,\); got a tensor of shape \(1,\)"),

@@ -53,6 +53,8 @@ def kto(*arguments: Any, **options: Any) -> Any:
     return kto_loss(*arguments, *given[len(arguments) :], **options)
 
 
+STEP = r"a call that sees a part of a step needs the counts of the whole step; got None"
+
 TABLE = table(
     last_token_values=of_tokens(last_token_values, "values", "attention_mask"),
     reward_model_loss=[
@@ -127,14 +129,19 @@ TABLE = table(
         (lambda: pairs(total=1), "total must be at least the 2 pairs of this part; got 1"),
         (lambda: pairs(total=[2]), r"total must be an integer >= 1; got \[2\]"),
         (lambda: pairs(nll_coef=1, token_total=4), "token_total must be at least the 5 tokens of this part; got 4"),
+        (lambda: pairs(token_total="abc"), "token_total must be an integer >= 1; got 'abc'"),
+        (lambda: pairs(token_total=4), "token_total must be at least the 5 tokens of this part; got 4"),
+        (lambda: pairs(nll_coef=1, total=2), f"token_total must be given with total=2: {STEP}"),
+        (lambda: pairs(nll_coef=1, token_total=9), f"total must be given with token_total=9: {STEP}"),
         (lambda: pairs(nll_coef=1, token_total=0), "token_total must be an integer >= 1; got 0"),
     ],
     kto_loss=[
+        (lambda: kto(LP, LP, MASK, torch.tensor([1, 0j])), r"desirable must be real and of shape \(2,\), one per row of response_mask; got .* torch.complex64"),
         *of_tokens(lambda lp, m: kto(lp, LP, m), "logprobs"),
         *of_tokens(lambda lp, m: kto(LP, lp), "ref_logprobs")[:7],
         (lambda: kto(HUGE), r"logprobs - ref_logprobs must be finite and at most 1e\+12 in size when summed over a response; got -3e\+30 in row 0"),
-        (lambda: kto(LP, LP, MASK, MARKS[:1]), r"desirable must be of shape \(2,\), one per row of response_mask; got a tensor of shape \(1,\)"),
-        (lambda: kto(LP, LP, MASK, [1, 0]), r"desirable must be of shape \(2,\), one per row of response_mask; got \[1, 0\]"),
+        (lambda: kto(LP, LP, MASK, MARKS[:1]), r"desirable must be real and of shape \(2,\), one per row of response_mask; got a tensor of shape \(1,\)"),
+        (lambda: kto(LP, LP, MASK, [1, 0]), r"desirable must be real and of shape \(2,\), one per row of response_mask; got \[1, 0\]"),
         (lambda: kto(LP, LP, MASK, torch.tensor([1, -1])), r"desirable must hold only 0 and 1 \(or booleans\); got -1"),
         (lambda: kto(LP, LP, MASK, torch.tensor([1, math.nan])), r"desirable must hold only 0 and 1 \(or booleans\); got nan"),
         (lambda: kto(LP, LP, MASK, MARKS.to("meta")), "desirable must be on cpu, as the mask; got meta"),
@@ -148,9 +155,10 @@ TABLE = table(
         (lambda: kto(total=1), "total must be at least the 2 responses of this part; got 1"),
     ],
     kto_weights=[
-        (lambda: kto_weights([True, False]), r"desirable must be of shape \(N,\) and hold only 0 and 1; got \[True, False\] \(list\)"),
-        (lambda: kto_weights(MASK), r"desirable must be of shape \(N,\) and hold only 0 and 1; got a tensor of shape \(2, 3\)"),
-        (lambda: kto_weights(torch.tensor([1, -1])), r"desirable must be of shape \(N,\) and hold only 0 and 1"),
+        (lambda: kto_weights(torch.tensor([1, 0j])), r"desirable must be real, of shape \(N,\) and hold only 0 and 1; got .* torch.complex64"),
+        (lambda: kto_weights([True, False]), r"desirable must be real, of shape \(N,\) and hold only 0 and 1; got \[True, False\] \(list\)"),
+        (lambda: kto_weights(MASK), r"desirable must be real, of shape \(N,\) and hold only 0 and 1; got a tensor of shape \(2, 3\)"),
+        (lambda: kto_weights(torch.tensor([1, -1])), r"desirable must be real, of shape \(N,\) and hold only 0 and 1"),
         (lambda: kto_weights(torch.tensor([True, True])), "desirable must hold both kinds; got 2 desirable and 0 undesirable"),
         (lambda: kto_weights(torch.tensor([0])), "desirable must hold both kinds; got 0 desirable and 1 undesirable"),
         (lambda: kto_weights(MARKS, ratio=0), r"ratio must be a finite number > 0 and <= 1e\+09; got 0"),
@@ -170,13 +178,29 @@ TABLE = table(
         (lambda: dataclasses.replace(DPO, weight=-1), "weight must be a finite number >= 0 .*; got -1"),
         (lambda: dataclasses.replace(DPO, nll_coef="1"), "nll_coef must be a finite number >= 0 .*; got '1'"),
         (lambda: dataclasses.replace(REWARD_MODEL, center_coef=-1), "center_coef must be a finite number >= 0 .*; got -1"),
+        *(
+            (lambda row=row, fields=fields: dataclasses.replace(row, **fields), message)
+            for row in (DPO, REWARD_MODEL, KTO)
+            for fields, message in (
+                ({"name": 3}, r"name must be a string that is not empty; got 3 \(int\)"),
+                ({"name": ""}, "name must be a string that is not empty; got ''"),
+                ({"title": None}, "title must be a string that is not empty; got None"),
+                ({"source": 5}, r"source must be a string; got 5 \(int\)"),
+                ({"notes": "one"}, "notes must be a tuple or a list of strings; got 'one'"),
+                ({"notes": None}, "notes must be a tuple or a list of strings; got None"),
+                ({"notes": [torch.ones(2, 2)]}, r"notes must be a tuple or a list of strings; got a tensor of shape \(2, 2\)"),
+            )
+        ),
         (lambda: dataclasses.replace(KTO, beta=0), "beta must be a finite number > 0 .*; got 0"),
         (lambda: dataclasses.replace(KTO, weight_desirable=-1), "weight_desirable must be a finite number >= 0 .*; got -1"),
         (lambda: dataclasses.replace(KTO, weight_undesirable=None), "weight_undesirable must be a finite number >= 0 .*; got None"),
         (lambda: simpo_from_ratio(beta=0), "beta must be a finite number > 0 .*; got 0"),
         (lambda: simpo_from_ratio(gamma_beta_ratio=-1), "gamma_beta_ratio must be a finite number >= 0 .*; got -1"),
         (lambda: compute_preference_loss(KTO, LP, LP, MASK, MASK), r"method must be a PreferenceMethod, a row over pairs of log-probs; got 'kto' \(UnpairedMethod\)"),
-        (lambda: compute_preference_loss("dpo", LP, LP, MASK, MASK), "method must be a PreferenceMethod, a row over pairs of log-probs; got dpo"),
+        (lambda: compute_preference_loss(torch.ones(2, 2), LP, LP, MASK, MASK), r"method must be a PreferenceMethod, a row over pairs of log-probs; got a tensor of shape \(2, 2\)"),
+        (lambda: compute_reward_model_loss(None, W, L), "method must be a RewardModelMethod, a row over pairs of rewards; got None"),
+        (lambda: compute_preference_loss(DPO.__class__, LP, LP, MASK, MASK), r"method must be a PreferenceMethod, a row over pairs of log-probs; got .*erenceMethod.* \(type\)"),
+        (lambda: compute_preference_loss("dpo", LP, LP, MASK, MASK), r"method must be a PreferenceMethod, a row over pairs of log-probs; got 'dpo' \(str\)"),
         (lambda: compute_preference_loss(DPO, LP, LP, MASK, MASK), 'ref_chosen_logprobs must be given with score="log_ratio_sum"; got None'),
         (lambda: compute_preference_loss(SIMPO, LP, LP, MASK, HOLE), "rejected_mask row 1 is empty"),
         (lambda: compute_preference_loss(SIMPO, NAN_LP, LP, MASK, MASK), "chosen_logprobs must be finite at every real token; got nan in row 1, slot 0"),

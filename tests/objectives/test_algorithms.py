@@ -683,6 +683,8 @@ def test_the_likelihood_of_correct_responses() -> None:
     wanted, _ = sft_loss(batch.new, chosen, allow_empty=True)
     close(loss, bare + 0.1 * wanted)
     assert stats["nll_loss"] == wanted
+    totals = {"total": 99, "token_total": 99, "correct_total": 99}
+    assert batch.loss(VAPO, **totals)[1]["nll_loss"] == wanted, "of a part: its own mean"
     batch.correct = torch.zeros_like(batch.correct)
     nobody, stats = batch.loss(VAPO)
     close(nobody, bare)
@@ -703,6 +705,32 @@ def test_filtered_responses_are_in_no_term() -> None:
     batch.truncated = torch.ones_like(batch.truncated)
     nothing, _ = batch.loss(row)
     assert nothing == 0
+
+
+@pytest.mark.parametrize("row", [PPO, replace(DAPO, entropy_coef=0.1)], ids=lambda row: row.name)
+def test_the_tokens_of_the_step_divide_every_mean_over_tokens(row: Algorithm) -> None:
+    """Where the policy's term is one too, `total` says how many they are."""
+    batch = Batch(5)
+    ours, _ = batch.loss(row, total=99)
+    close(ours, batch.loss(row, total=99, token_total=99)[0])
+    whole = int(batch.mask.sum())
+    close(ours * 99, batch.loss(row)[0] * whole)
+
+
+def test_a_sum_over_responses_needs_no_total() -> None:
+    row = replace(DCPO, nll_coef=0.1, entropy_coef=0.1)
+    batch = Batch(5)
+    counts = step_totals(row, batch.mask, correct=batch.correct)
+    wanted, _ = batch.loss(row, **counts)
+    counts.pop("total")
+    close(batch.loss(row, **counts)[0], wanted)
+
+
+def test_group_ids_may_be_a_list_where_nobody_compares_groups() -> None:
+    for row in (REINFORCE, SCST, VAPO):
+        given = compute_advantages(row, REWARDS, IDS, **EVERYTHING).advantages
+        listed = compute_advantages(row, REWARDS, IDS.tolist(), **EVERYTHING).advantages
+        assert torch.equal(given, listed)
 
 
 def test_totals_by_hand() -> None:

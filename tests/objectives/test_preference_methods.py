@@ -266,6 +266,7 @@ def test_the_module_imports_the_objectives_alone() -> None:
     tree = ast.parse(path.read_text("utf-8"))
     found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name for name in found if name.startswith("rlcore")} == {
+        "rlcore.naming",
         "rlcore.objectives",
         "rlcore.objectives._checks",
         "rlcore.objectives._pairs",
