@@ -40,7 +40,7 @@ class Recipe:
     reward_learning_rate: float = 1e-3
     preference_steps: int = 150
     preference_batch_size: int = 64
-    preference_learning_rate: float = 1e-4
+    preference_learning_rate: float = 3e-4
 
     def __post_init__(self) -> None:
         check_whole(1, sft_steps=self.sft_steps, sft_batch_size=self.sft_batch_size)
