@@ -259,7 +259,39 @@ def read_difference(
     difference = to_float(values) - to_float(others).detach()
     if math.isfinite(difference.detach().sum()):
         return difference * (as_numbers(mask, difference.dtype) if real is None else real)
-    return read_tokens(names[0], values, mask) - read_tokens(names[1], others.detach(), mask)
+    values = read_tokens(names[0], values, mask)
+    others = read_tokens(names[1], others.detach(), mask)
+    difference = values - others
+    bad = ~difference.isfinite()
+    if bad.any():
+        row, slot = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{names[0]} must be so close to {names[1]} that their difference is finite; got "
+            f"{values[row, slot].item():g} and {others[row, slot].item():g} in row {row}, slot "
+            f"{slot}"
+        )
+    return difference
+
+
+def check_finite(result: Tensor, mask: Tensor, **arguments: Tensor | float | None) -> None:
+    """That what came of finite arguments is finite; if not, the largest of them is to blame.
+
+    ``mask`` (B, T) says which of their values count, those of tensors (B, T) or (B,)."""
+    if math.isfinite(result.detach().sum()) or result.isfinite().all():
+        return
+    largest = {}
+    for name, argument in arguments.items():
+        if isinstance(argument, Tensor):
+            counted = mask if argument.shape == mask.shape else mask.any(dim=1)
+            values = argument.detach()[counted].double()
+            largest[name] = float(values[values.abs().argmax()])
+        elif argument is not None:
+            largest[name] = float(argument)
+    name = max(largest, key=lambda name: abs(largest[name]))
+    dtype = str(result.dtype).removeprefix("torch.")
+    raise ValueError(
+        f"{name} must be so small that the result stays finite in {dtype}; got {largest[name]:g}"
+    )
 
 
 def _check_slots(name: str, values: Tensor, mask: Tensor) -> None:

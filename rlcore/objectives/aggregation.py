@@ -8,7 +8,9 @@ from rlcore.objectives._checks import (
     Slots,
     check_choice,
     check_count,
+    check_finite,
     check_number,
+    describe,
     read_slots,
     read_tokens,
 )
@@ -65,12 +67,14 @@ def aggregate(
 
     ValueError: an unknown ``how``, shapes that differ, values not finite at a real token, an empty
     response, ``constant`` missing, below 1e-6 or given to another ``how``, ``total`` below the
-    part's own count.
+    part's own count; a result beyond the range of its dtype.
     """
     check_constant(how, constant)
     slots = read_slots(response_mask, token_values, allow_empty=allow_empty)
     values = read_tokens("token_values", token_values, slots.mask, slots.real)
-    return weigh(values, slots, how, constant, total, padded=False)
+    result = weigh(values, slots, how, constant, total, padded=False)
+    check_finite(result, slots.mask, token_values=token_values)
+    return result
 
 
 def check_constant(how: str, constant: float | None) -> None:
@@ -81,7 +85,7 @@ def check_constant(how: str, constant: float | None) -> None:
             raise ValueError("constant must be given to aggregate over a constant; got None")
         check_number("constant", constant, at_least=1e-6)  # dividing must not overflow
     elif constant is not None:
-        raise ValueError(f'constant is for "constant" only; got {constant} with "{how}"')
+        raise ValueError(f'constant is for "constant" only; got {describe(constant)} with "{how}"')
 
 
 def weigh(
@@ -108,13 +112,14 @@ def weigh_sums(
 ) -> Tensor:
     """From the sum over each response, $(B,)$, to one number."""
     count = slots.tokens if how == "token_mean" else slots.responses
-    if total is not None and check_count("total", total) < count:
+    whole = max(count, 1) if total is None else check_count("total", total)
+    if whole < count:
         what = "tokens" if how == "token_mean" else "responses"
-        raise ValueError(f"total must be at least the {count} {what} of this part; got {total}")
+        raise ValueError(f"total must be at least the {count} {what} of this part; got {whole}")
     if how in ("sequence_mean", "only_token_mean"):
         sums = sums / slots.lengths.clamp(min=1)
     elif constant is not None:
         sums = sums / float(constant)
     if how == "only_token_mean":
         return sums.sum()
-    return sums.sum() / (max(count, 1) if total is None else int(total))
+    return sums.sum() / whole

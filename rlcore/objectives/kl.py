@@ -6,6 +6,7 @@ from torch import Tensor
 from rlcore.objectives._checks import (
     MAX_LOG_RATIO,
     check_choice,
+    check_finite,
     check_number,
     read_difference,
     read_mask,
@@ -59,13 +60,17 @@ def kl_per_token(
       mean is $\chi^2 - KL$, not an estimate of this KL.
 
     ValueError: shapes that differ, log-probs not finite at a real token, an empty response (unless
-    ``allow_empty``), an unknown estimator, ``max_log_ratio`` <= 0 or > 80.
+    ``allow_empty``), an unknown estimator, ``max_log_ratio`` <= 0 or > 80; a result beyond the
+    range of its dtype.
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     difference = read_difference(("logprobs", "ref_logprobs"), logprobs, ref_logprobs, mask)
-    return kl_of(difference, estimator, limit)
+    kl = kl_of(difference, estimator, limit)
+    if estimator == "k2":  # only a square leaves the range where the difference did not
+        check_finite(kl, mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    return kl
 
 
 def kl_of(difference: Tensor, estimator: str, limit: float = 20.0) -> Tensor:

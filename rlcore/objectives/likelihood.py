@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlcore.objectives._checks import check_choice, read_slots, read_tokens
+from rlcore.objectives._checks import check_choice, check_finite, read_slots, read_tokens
 from rlcore.objectives.aggregation import weigh
 
 
@@ -57,4 +57,6 @@ def sft_loss(
     if entropies is not None:
         measured = read_tokens("entropies", entropies, slots.mask, slots.real).detach()
         stats["entropy"] = weigh(measured, slots, "token_mean", padded=False)
+    total_of_all = loss.detach() + stats["nll_loss"] + stats.get("entropy", 0.0)
+    check_finite(total_of_all, slots.mask, logprobs=logprobs, entropies=entropies)
     return loss, stats

@@ -17,9 +17,8 @@ from torch.autograd.function import once_differentiable
 from rlcore.objectives._checks import check_number, describe, is_dense, to_float
 
 SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
-INTEGERS = tuple(
-    getattr(torch, name) for name in "int64 int32 int16 int8 uint8 uint16 uint32".split()
-)
+SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+INTEGERS = (*SIGNED, torch.uint32, torch.uint16, torch.uint8)
 CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs nothing beside it
 
 

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from rlcore.objectives import surrogates
 from rlcore.objectives._checks import (
+    MAX_LOG_RATIO,
     MAX_WEIGHT,
     Slots,
     check_choice,
     check_count,
+    check_finite,
     check_number,
     describe,
     is_dense,
@@ -45,6 +47,7 @@ def policy_loss(
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
     ratio_max: float | None = None,
+    max_log_ratio: float = 20.0,
     tau_positive: float = 1.0,
     tau_negative: float = 1.05,
     aggregation: str = "sequence_mean",
@@ -87,6 +90,10 @@ def policy_loss(
     ``"clip"``, the cap on $\rho$ where $A < 0$, no gradient beyond it; in the dynamic range it caps
     the upper end too (None: 10 there, no cap in the fixed one).
 
+    ``max_log_ratio``: $\log\rho$ is limited to $\pm$ that many nats before the exponential, and so
+    is the exponent of ``"k3"``; beyond it they have no gradient.  It keeps them finite
+    ($e^{20} = 5 \cdot 10^8$); at most 80.
+
     ``aggregation``, ``constant``, ``total``: how much each token counts, see ``aggregate``.
 
     ``beta``, ``kl_estimator``: the weight and kind of the KL term, see ``kl_per_token``; it is
@@ -120,24 +127,24 @@ def policy_loss(
     And in DCPO's released code: see ``dynamic_clip_range`` and ``aggregate``.
 
     ValueError: as the functions named; an unknown choice, or choices that do not go together
-    (``"gamma"`` without ``"sequence_sum"``, ``"dynamic"`` at another level than ``"token"``,
-    ``ratio_max`` where nothing reads it); ``beta`` or ``entropy_coef`` > 0 without its tensor;
-    ``total`` without ``token_total`` where the entropy needs it.
+    (``"gamma"`` without ``"sequence_sum"``, ``"dynamic"`` at another level than ``"token"`` or for
+    a surrogate without a range, ``ratio_max`` where nothing reads it); ``beta`` or
+    ``entropy_coef`` > 0 without its tensor; ``total`` without ``token_total`` where the entropy
+    needs it; a loss or statistic beyond the range of its dtype.
     """
     _check_choices(surrogate, ratio_level, clip_range, aggregation, constant, kl_estimator)
     slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
     moves = surrogate in USE_RATIO or kl_importance_weighted
-    ratio = _ratio(logprobs, old_logprobs, slots, ratio_level, moves)
+    ratio = _ratio(logprobs, old_logprobs, slots, ratio_level, moves, max_log_ratio)
     advantage = _per_token(advantages, slots)
     ends = _ends(surrogate, clip_range, old_logprobs, slots, epsilon_low, epsilon_high, ratio_max)
     gain = _gain(surrogate, ratio, logprobs, advantage, slots, ends, (tau_positive, tau_negative))
-    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator)
-    if beta > 0:
-        gain = gain - float(beta) * (ratio * kl if kl_importance_weighted else kl)
+    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator, max_log_ratio)
+    gain = _less(gain, beta, kl, ratio if kl_importance_weighted else None)
     loss = -weigh(gain, slots, aggregation, constant, total, padded=surrogate in USE_RATIO)
     bonus, stats = _entropy(entropies, entropy_coef, slots, aggregation, total, token_total)
     stats |= kl_stats | _statistics(surrogate, ratio_level, ratio, advantage, ends, slots)
-    return (loss if bonus is None else loss - bonus), stats
+    return _finish(loss, bonus, stats, slots, logprobs=logprobs, advantages=advantages, beta=beta)
 
 
 def _check_choices(
@@ -160,6 +167,11 @@ def _check_choices(
             'ratio_level must be "sequence_sum" with surrogate="gamma", whose weight is that of a '
             f"whole response; got {ratio_level!r}"
         )
+    if clip_range == "dynamic" and surrogate not in USE_RANGE:
+        raise ValueError(
+            f'clip_range must be "fixed" with surrogate="{surrogate}", which has no range; got '
+            f"{clip_range!r}"
+        )
     if clip_range == "dynamic" and ratio_level != "token":
         raise ValueError(
             'ratio_level must be "token" with clip_range="dynamic", a range for each token; got '
@@ -167,10 +179,18 @@ def _check_choices(
         )
 
 
-def _ratio(logprobs: Tensor, old_logprobs: Tensor, slots: Slots, level: str, moves: bool) -> Tensor:
+def _ratio(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    slots: Slots,
+    level: str,
+    moves: bool,
+    max_log_ratio: float,
+) -> Tensor:
     """The importance ratio, with a gradient if it ``moves``."""
+    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     log_ratio = _difference("old_logprobs", logprobs, old_logprobs, slots)
-    return ratio_of(log_ratio if moves else log_ratio.detach(), slots, level)
+    return ratio_of(log_ratio if moves else log_ratio.detach(), slots, level, limit)
 
 
 def _difference(name: str, logprobs: Tensor, others: Tensor, slots: Slots) -> Tensor:
@@ -204,17 +224,16 @@ def _ends(
     low, high = fixed_clip_range(epsilon_low, epsilon_high)
     if clip_range == "dynamic":
         ratio_max = 10.0 if ratio_max is None else ratio_max
-        check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
-        if surrogate in USE_RANGE:
-            old = read_tokens("old_logprobs", old_logprobs, slots.mask, slots.real)
-            return *dynamic_range_of(old, epsilon_low, epsilon_high, ratio_max), ratio_max
-    elif ratio_max is not None:
+        ratio_max = check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
+        old = read_tokens("old_logprobs", old_logprobs, slots.mask, slots.real)
+        return *dynamic_range_of(old, epsilon_low, epsilon_high, ratio_max), ratio_max
+    if ratio_max is not None:
         if surrogate != "clip":
             raise ValueError(
-                f'ratio_max is for surrogate="clip" or clip_range="dynamic" only; got {ratio_max} '
-                f'with "{surrogate}"'
+                f'ratio_max is for surrogate="clip" or clip_range="dynamic" only; got '
+                f'{describe(ratio_max)} with "{surrogate}"'
             )
-        check_number("ratio_max", ratio_max, at_least=high, at_most=MAX_WEIGHT)
+        ratio_max = check_number("ratio_max", ratio_max, at_least=high, at_most=MAX_WEIGHT)
     return low, high, ratio_max
 
 
@@ -228,13 +247,15 @@ def _gain(
     taus: tuple[float, float],
 ) -> Tensor:
     """What each token contributes, (B, T) or (B, 1)."""
-    for name, tau in zip(("tau_positive", "tau_negative"), taus, strict=True):
-        check_number(name, tau, at_least=1e-6, at_most=1e6)  # neither 4/tau nor tau rho overflows
+    positive, negative = (
+        check_number(name, tau, at_least=1e-6, at_most=1e6)  # tau rho stays in the range
+        for name, tau in zip(("tau_positive", "tau_negative"), taus, strict=True)
+    )
     low, high, ratio_max = ends
     if surrogate == "clip":
         return surrogates.clip(ratio, advantage, low, high, ratio_max)
     if surrogate == "soft":
-        return surrogates.soft(ratio, advantage, *taus)
+        return surrogates.soft(ratio, advantage, positive, negative)
     new = read_tokens("logprobs", logprobs, slots.mask, slots.real)
     if surrogate == "capped":
         return surrogates.capped(ratio, new, advantage, low, high)
@@ -244,7 +265,12 @@ def _gain(
 
 
 def _kl(
-    logprobs: Tensor, ref_logprobs: Tensor | None, slots: Slots, beta: float, estimator: str
+    logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    slots: Slots,
+    beta: float,
+    estimator: str,
+    max_log_ratio: float,
 ) -> tuple[Tensor | float, Statistics]:
     """KL per token, with a gradient where it has a weight; 0 without a reference."""
     check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
@@ -253,9 +279,17 @@ def _kl(
             raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
         return 0.0, {}
     policy = logprobs if beta > 0 else logprobs.detach()
-    kl = kl_of(_difference("ref_logprobs", policy, ref_logprobs, slots), estimator)
+    kl = kl_of(_difference("ref_logprobs", policy, ref_logprobs, slots), estimator, max_log_ratio)
     mean = weigh(kl.detach(), slots, "token_mean", padded=False)
+    check_finite(mean, slots.mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
     return kl, {"kl": mean, f"kl/{estimator}": mean}
+
+
+def _less(gain: Tensor, beta: float, kl: Tensor | float, ratio: Tensor | None) -> Tensor:
+    """What a token gains, less the KL term (times the ratio, if that is given)."""
+    if beta > 0:
+        gain = gain - float(beta) * (kl if ratio is None else ratio * kl)
+    return gain
 
 
 def _entropy(
@@ -291,7 +325,22 @@ def _entropy(
     mean = weigh(values, slots, "token_mean", padded=False)
     share = 1.0 if token_total is None else max(tokens, 1) / int(token_total)
     bonus = float(coef) * share * mean if coef > 0 else None
+    finished = mean if bonus is None else bonus
+    check_finite(finished, slots.mask, entropies=entropies, entropy_coef=coef)
     return bonus, {"entropy": mean.detach()}
+
+
+def _finish(
+    loss: Tensor,
+    bonus: Tensor | None,
+    stats: Statistics,
+    slots: Slots,
+    **arguments: Tensor | float,
+) -> tuple[Tensor, Statistics]:
+    """The loss less the bonus, and the statistics: finite, or ``arguments`` are to blame."""
+    loss = loss if bonus is None else loss - bonus
+    check_finite(loss.detach() + stats["ratio_mean"], slots.mask, **arguments)  # one look at both
+    return loss, stats
 
 
 def _share(flags: Tensor, rows: Tensor, slots: Slots, how: str) -> Tensor:
@@ -301,7 +350,7 @@ def _share(flags: Tensor, rows: Tensor, slots: Slots, how: str) -> Tensor:
         flags = flags & rows
         rows = rows.new_ones(())
     if flags.shape[1] > 1:
-        counts = (flags & slots.mask).sum(dim=1, dtype=torch.int32)
+        counts = (flags & slots.mask).sum(dim=1, dtype=torch.int32).to(slots.real.dtype)
     else:
         counts = flags[:, 0] * slots.lengths
     return weigh_sums(counts * rows.view(-1), slots, how)

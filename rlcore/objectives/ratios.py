@@ -1,5 +1,7 @@
 r"""Question 3: how far may one token move?  The importance ratio and the range it is clipped to."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -92,6 +94,12 @@ def ratio_of(log_ratio: Tensor, slots: Slots, level: str, limit: float = 20.0) -
     if level == "sequence_token":
         log_ratio = log_ratio.detach() + (own - own.detach())
     smallest, largest = (float(end) for end in log_ratio.detach().aminmax())
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        found = largest if math.isfinite(smallest) else smallest
+        raise ValueError(
+            "logprobs must be so close to old_logprobs that the sum over a response is finite; got "
+            f"a sum of {found}"
+        )
     if smallest < -limit or largest > limit:  # rarely so, and a clamp costs two passes of memory
         log_ratio = log_ratio.clamp(-limit, limit)
     return log_ratio.exp()
@@ -153,7 +161,7 @@ def dynamic_clip_range(
     empty response (unless ``allow_empty``).
     """
     fixed_clip_range(epsilon_low, epsilon_high)
-    check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
+    ratio_max = check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
     mask = read_mask(response_mask, allow_empty=allow_empty)
     old = read_tokens("old_logprobs", old_logprobs, mask)
     return dynamic_range_of(old, epsilon_low, epsilon_high, ratio_max)

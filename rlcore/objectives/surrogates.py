@@ -113,7 +113,7 @@ def gamma_weight(ratio: Tensor, advantages: Tensor) -> Tensor:
     where the formula is taken from (there $W$ is also kept above $10^{-8}$, where $\phi$ is 0 to 14
     digits).  ``ratio``: at level ``"sequence_sum"``.
     """
-    ratio = ratio.detach()
+    ratio = ratio.detach().clamp(max=1e9)  # phi is 0 from far below on, and W^k stays finite
     favoured = ratio.square() * torch.exp(3 * (1 - ratio))
     disfavoured = ratio.pow(3) * torch.exp(2 * (1 - ratio))
     return torch.where(advantages >= 0, favoured, disfavoured)

@@ -15,6 +15,7 @@ from rlcore.objectives._checks import (
     check_choice,
     check_count,
     check_ddof,
+    check_finite,
     check_number,
     describe,
     read_difference,
@@ -147,10 +148,40 @@ def test_a_difference_is_that_of_the_two(garbage: float) -> None:
 
 def test_a_difference_that_overflows_is_not_taken_for_a_bad_value() -> None:
     values = VALUES.clone()
-    values[0, 0] = LARGEST
-    result, _ = difference(values, -values)
-    assert result[0, 0] == math.inf
-    assert torch.equal(result[1], 2 * VALUES[1] * MASK[1])
+    values[0, 1] = LARGEST
+    with pytest.raises(
+        ValueError,
+        match=r"^logprobs must be so close to old_logprobs that their difference is finite; got "
+        r"3.4\d*e\+38 and -3.4\d*e\+38 in row 0, slot 1$",
+    ):
+        difference(values, -values)
+
+
+def test_finite_differences_whose_sum_is_not() -> None:
+    values = VALUES.clone()
+    values[:, 0] = LARGEST
+    result, _ = difference(values, torch.zeros_like(values))
+    assert torch.equal(result, values * MASK)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_argument_is_to_blame_for_what_is_not_finite(dtype: torch.dtype) -> None:
+    """Of its real tokens only; a sum of finite results that is not finite is no fault."""
+    huge = VALUES.masked_fill(~MASK, math.inf)
+    largest = torch.finfo(dtype).max
+    check_finite(torch.tensor([largest, largest], dtype=dtype), MASK, logprobs=VALUES)
+    wide = str(dtype).removeprefix("torch.")
+    result = torch.tensor(math.inf, dtype=dtype)
+    for arguments, name, found in (
+        ({"logprobs": huge, "beta": 0.5}, "logprobs", "3"),
+        ({"logprobs": huge, "beta": 3.5, "ref_logprobs": None}, "beta", "3.5"),
+        ({"advantages": torch.tensor([1.0, -9.0]), "logprobs": huge}, "advantages", "-9"),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=rf"^{name} must be so small that the result stays finite in {wide}; got {found}$",
+        ):
+            check_finite(result, MASK, **arguments)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])

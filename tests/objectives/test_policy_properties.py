@@ -41,7 +41,7 @@ COMBINATIONS = [
     {"surrogate": surrogate, "ratio_level": level, "clip_range": clip_range}
     for surrogate, level, clip_range in itertools.product(SURROGATES, RATIO_LEVELS, CLIP_RANGES)
     if (surrogate != "gamma" or level == "sequence_sum")
-    and (clip_range == "fixed" or level == "token")
+    and (clip_range == "fixed" or (level == "token" and surrogate in surrogates.USE_RANGE))
 ]
 every_combination = pytest.mark.parametrize(
     "choices", COMBINATIONS, ids=["-".join(choices.values()) for choices in COMBINATIONS]
@@ -898,3 +898,98 @@ def test_statistics_of_the_likelihood() -> None:
         assert not any(value.requires_grad for value in stats.values())
         assert [stats[name].item() for name in stats] == pytest.approx([2.0, 3, 0.6])
     assert sft_loss(logprobs, mask)[1].keys() == {"nll_loss", "num_tokens"}
+
+
+# --- settings of torch ----------------------------------------------------------------------------
+
+
+def everything(dtype: torch.dtype, choices: dict, how: str = "token_mean") -> list[Tensor]:
+    """The loss, its gradient and all its statistics, and those of the likelihood."""
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.randn(4, 3, 5, generator=generator, dtype=dtype, device="cpu")
+    mask = torch.ones(3, 5, dtype=torch.bool, device="cpu")
+    mask[1, 3:] = False
+    new, old, ref, entropies = -draw.abs()
+    new.requires_grad_()
+    advantages = new.new_tensor([1.0, -1.0, 0.5]).detach()
+    loss, stats = policy_loss(
+        new,
+        old,
+        advantages,
+        mask,
+        ref_logprobs=ref,
+        beta=0.1,
+        entropies=-entropies,
+        entropy_coef=0.1,
+        **choices,
+        **arguments(how),
+    )
+    likelihood, counts = sft_loss(new, mask, entropies=-entropies)
+    gradient = torch.autograd.grad(loss + likelihood, new)[0]
+    values = [*stats.values(), *counts.values(), aggregate(new, mask), entropy(draw)]
+    values += [token_logprobs(draw, torch.zeros(4, 3, dtype=torch.int64, device="cpu"))]
+    return [loss.detach(), likelihood.detach(), gradient, *(value.detach() for value in values)]
+
+
+@every_combination
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_nothing_depends_on_what_torch_is_set_to(choices: dict, dtype: torch.dtype) -> None:
+    """Not on the default dtype or device, nor on autocast: the same bits in the same dtypes."""
+    wanted = everything(dtype, choices)
+    before = torch.get_default_dtype()
+    for default in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(default)
+        try:
+            found = everything(dtype, choices)
+        finally:
+            torch.set_default_dtype(before)
+        same(found, wanted)
+    with torch.device("meta"):
+        same(everything(dtype, choices), wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        same(everything(dtype, choices), wanted)
+
+
+def same(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for one, two in zip(found, wanted, strict=True):
+        assert (one.dtype, one.device) == (two.dtype, two.device)
+        assert torch.equal(one, two)
+
+
+# --- the limit of the log-ratios ------------------------------------------------------------------
+
+
+@every_combination
+@pytest.mark.parametrize("limit", [2.0, 80.0])
+def test_the_limit_of_the_log_ratio_is_that_of_the_functions(choices: dict, limit: float) -> None:
+    """Of the ratio and of k3, which are computed with it alone."""
+    new = torch.tensor([[30.0, -30.0], [1.0, 60.0]], dtype=torch.float64)
+    zero, mask = torch.zeros_like(new), torch.ones_like(new)
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    _, stats = policy_loss(
+        new, zero, advantages, mask, ref_logprobs=zero, max_log_ratio=limit, **choices
+    )
+    level = choices["ratio_level"]
+    ratio = importance_ratio(new, zero, mask, level=level, max_log_ratio=limit)
+    close(stats["ratio_mean"], ratio.mean())
+    close(stats["kl"], kl_per_token(new, zero, mask, max_log_ratio=limit).mean())
+    _, plain = policy_loss(new, zero, advantages, mask, ref_logprobs=zero, **choices)
+    assert plain["kl"] != stats["kl"]
+
+
+def test_the_gate_of_gamma_is_0_at_any_ratio_that_is_far_off() -> None:
+    """Where the power overflows and the exponential is 0, the product is 0."""
+    new, mask = torch.tensor([[45.0, 30.0]], requires_grad=True), torch.ones(1, 2)
+    for sign in (1.0, -1.0):
+        loss, stats = policy_loss(
+            new,
+            torch.zeros(1, 2),
+            torch.tensor([sign]),
+            mask,
+            surrogate="gamma",
+            ratio_level="sequence_sum",
+            max_log_ratio=80.0,
+        )
+        assert loss == 0
+        assert stats["vespo/phi_seq_mean"] == 0
+        assert (torch.autograd.grad(loss, new)[0] == 0).all()
