@@ -5,13 +5,14 @@ never before.
 """
 
 import math
+import reprlib
 import warnings
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any
 
 from rlcore.algorithms import BNPO_TRL, Algorithm
-from rlcore.objectives._checks import check_count
+from rlcore.objectives._checks import check_count, describe
 from rlcore.preferences import Method, PreferenceMethod, RewardModelMethod, UnpairedMethod
 
 GROUP_SIZE = 8  # TRL's num_generations where the caller gives none: no row says it
@@ -51,7 +52,7 @@ def to_trl(method: Algorithm | Method, **overrides: Any) -> Any:
 
     ValueError: TRL has no such structure, with what and why (DCPO, VAPO, SCST, PPO, the mean of a
     batch, BNPO's Beta, dynamic sampling, ...); a field that the row decides is overridden; TRL's
-    config does not know a field.  ImportError: TRL is not installed.
+    config does not know a field, or does not take its value.  ImportError: TRL is not installed.
     """
     plan = _plan(method, overrides)
     if plan.gaps:
@@ -62,14 +63,22 @@ def to_trl(method: Algorithm | Method, **overrides: Any) -> Any:
         if name in plan.row:
             raise ValueError(
                 f"{name} is the row's ({plan.row[name]!r}): change the row with "
-                f"dataclasses.replace; got {overrides[name]!r}"
+                f"dataclasses.replace; got {describe(overrides[name])}"
             )
     for name in (*overrides, *plan.row, *plan.free):
         if name not in known:
             raise ValueError(f"{config.__name__} of this TRL ({_version()}) has no field {name!r}")
+    if "num_generations" in overrides:  # TRL compares it with a number before it looks at it
+        check_count("num_generations", overrides["num_generations"])
     for difference in plan.differences:
         warnings.warn(f"{method.name}: {difference}", TrlDifference, stacklevel=2)
-    return config(**{**_machine(), **plan.row, **plan.free, **overrides})
+    try:
+        return config(**{**_machine(), **plan.row, **plan.free, **overrides})
+    except TypeError as error:
+        given = ", ".join(f"{name}={reprlib.repr(overrides[name])}" for name in sorted(overrides))
+        raise ValueError(
+            f"{config.__name__} of this TRL ({_version()}) does not take {given}: {error}"
+        ) from error
 
 
 def _plan(method: Any, overrides: dict[str, Any]) -> _Plan:
@@ -84,8 +93,7 @@ def _plan(method: Any, overrides: dict[str, Any]) -> _Plan:
     if isinstance(method, RewardModelMethod):
         return _reward_model(method)
     raise ValueError(
-        "method must be a row of rlcore.algorithms or rlcore.preferences; got "
-        f"{method!r} ({type(method).__name__})"
+        f"method must be a row of rlcore.algorithms or rlcore.preferences; got {describe(method)}"
     )
 
 

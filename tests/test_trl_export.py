@@ -398,6 +398,10 @@ def test_what_trl_cannot_express_says_why(row: Any, reasons: list[str]) -> None:
 def test_what_is_no_row() -> None:
     with pytest.raises(ValueError, match=r"^method must be a row of .* got 'grpo' \(str\)"):
         to_trl("grpo")
+    for wrong in (torch.ones(2, 2), 10**400, [GRPO] * 99):
+        with pytest.raises(ValueError, match=r"^method must be a row of .* got") as caught:
+            to_trl(wrong)
+        assert len(str(caught.value)) < 300
 
 
 def test_without_trl_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,6 +461,17 @@ def test_what_a_row_leaves_open_can_be_set(tmp_path: Path) -> None:
         (GRPO, {"epsilon_hi": 0.28}, r"GRPOConfig of this TRL \(1\..*\) has no field 'epsilon_hi'"),
         (DPO, {"num_generations": 8}, "DPOConfig of this TRL .* has no field 'num_generations'"),
         (GRPO, {"num_generations": "8"}, "num_generations must be an integer >= 1; got '8'"),
+        *(
+            (row, {"num_generations": wrong}, "num_generations must be an integer >= 1; got")
+            for row in (BNPO_TRL, GDPO, RLOO_CLIPPED, DR_GRPO)
+            for wrong in ("8", None, 2.5, 0, True)
+        ),
+        (DPO, {"beta": torch.ones(2, 2)}, "beta is the row's .*; got a tensor of shape"),
+        (
+            BNPO_TRL,
+            {"temperature": "1", "steps_per_generation": "2"},
+            "GRPOConfig of this TRL .* does not take .*steps_per_generation='2', temperature='1': ",
+        ),
         (GRPO, {"num_generations": 1}, "GRPO requires at least 2 generations per prompt"),
     ],
 )
