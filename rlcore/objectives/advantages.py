@@ -14,11 +14,15 @@ The same everywhere in this file:
 - Statistics are computed in float64.  The result is float64 for float64 rewards (and for lists),
   else float32, and carries no gradient.
 - If all rewards of a group are equal, its advantages are exactly 0, in every dtype and for every
-  setting (a mean of equal numbers can miss them by a bit: see ``_centre``).
+  setting (a mean of equal numbers can miss them by a bit: see ``_centre``).  Equal means up to
+  rounding, as 0.1 + 0.2 and 0.3 are: no further apart than 8 times the machine epsilon of the
+  rewards, float64's for float64 and lists, float32's for narrower floats, times the largest of them
+  in size.  Integers are compared exactly.
 """
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -36,6 +40,9 @@ from rlcore.objectives._checks import (
     read_rewards,
     to_float,
 )
+from rlcore.objectives.rewards import _read_integers
+
+ROUNDING = 8  # ulps: rewards of a group that are no further apart are equal
 
 
 def group_advantages(
@@ -80,17 +87,13 @@ def group_advantages(
     check_choice("scale", scale, ("group", "batch", "none"))
     ddof = check_ddof(ddof)
     eps = check_number("eps", eps, at_least=0)
-    table, cell, dtype = _by_prompt(rewards, group_ids)  # R^(1), ..., R^(G): a line per prompt
-
-    compared = table.view(1, -1).sort().values if scale == "batch" else table
-    lift = _lift(compared)
-    centred = _centre(table * lift)  # R^(g) - mean R
+    groups = _by_prompt(rewards, group_ids)
+    table = groups.table  # R^(1), ..., R^(G): a line per prompt
     if scale == "none":
-        return (centred / lift)[cell].to(dtype)
-    deviation = centred if compared is table else _centre(compared * lift)
-    std = _spread(deviation, _count(compared), ddof)
-    advantages = torch.where(centred == 0, 0.0, centred / (std + eps * lift))
-    return advantages[cell].to(dtype)
+        lift = _lift(table)
+        return groups.rows(_centre(table * lift) / lift)
+    compared = table.view(1, -1).sort().values if scale == "batch" else table
+    return groups.rows(_z_scores(table, compared, ddof, eps))
 
 
 def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> Tensor:
@@ -110,11 +113,11 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]
 
     ValueError: the top of this module.
     """
-    table, cell, dtype = _by_prompt(rewards, group_ids)
-    size = _count(table)  # G, or fewer where rewards are missing
-    lift = _lift(table)
-    advantages = _centre(table * lift) * size / (size - 1).clamp(min=1)
-    return (advantages / lift)[cell].to(dtype)
+    groups = _by_prompt(rewards, group_ids)
+    size = _count(groups.table)  # G, or fewer where rewards are missing
+    lift = _lift(groups.table)
+    advantages = _centre(groups.table * lift) * size / (size - 1).clamp(min=1)
+    return groups.rows(advantages / lift)
 
 
 def batch_mean_advantages(rewards: Rewards) -> Tensor:
@@ -173,10 +176,9 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
 
     ValueError: the top of this module.
     """
-    table, _, _ = _by_prompt(rewards, group_ids)
-    equal = (_centre(table) == 0).all(dim=1)
-    ids = torch.as_tensor(group_ids).unique(sorted=True).to(equal.device)
-    return EqualGroups(ids, equal, equal.double().mean())
+    groups = _by_prompt(rewards, group_ids)
+    equal = (_centre(groups.table) == 0).all(dim=1)
+    return EqualGroups(groups.names, equal, equal.double().mean())
 
 
 def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
@@ -189,13 +191,16 @@ def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
     ValueError: ``p`` outside [0, 1], ``group_size`` < 2.
     """
     check_count("group_size", group_size, at_least=2)
+    given = p
     if isinstance(p, Tensor):
-        inside = not p.is_complex() and bool(((p >= 0) & (p <= 1)).all())
+        inside = is_dense(p) and not p.is_complex() and not p.is_meta
         p = to_float(p) if inside else p
+        inside = inside and bool(((p >= 0) & (p <= 1)).all())
     else:
-        inside = isinstance(p, int | float) and 0 <= p <= 1
+        inside = isinstance(p, Real) and not isinstance(p, bool) and 0 <= p <= 1
+        p = float(p) if inside else p
     if not inside:
-        raise ValueError(f"p must be a probability, in [0, 1]; got {describe(p)}")
+        raise ValueError(f"p must be a probability, in [0, 1]; got {describe(given)}")
     return p**group_size + (1 - p) ** group_size
 
 
@@ -214,15 +219,23 @@ def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
     return math.sqrt(group_size - 1) if ddof == 0 else (group_size - 1) / math.sqrt(group_size)
 
 
-def _by_prompt(
-    rewards: Rewards, group_ids: Tensor | Sequence[int]
-) -> tuple[Tensor, tuple[Tensor, Tensor], torch.dtype]:
-    """Rewards as a table in float64: a line per prompt, its rewards in ascending order, then NaN
-    where rewards are missing or the group is smaller than the largest.  (The order makes sums, and
-    so all results, the same to the last bit however the batch is shuffled.)
+class _Groups(NamedTuple):
+    """The rewards of a batch by prompt."""
 
-    -> table (P, G), the cell of every row of the batch (indices of line and column), and the dtype
-    of the result."""
+    table: Tensor  # (P, G) float64: a line per prompt, its rewards ascending, then NaN (none)
+    names: Tensor  # (P,) the prompts' ids, ascending
+    cell: tuple[Tensor, Tensor]  # line and column of every row of the batch
+    dtype: torch.dtype  # of a result
+
+    def rows(self, table: Tensor) -> Tensor:
+        """What such a table says about the rows of the batch."""
+        return table[self.cell].to(self.dtype)
+
+
+def _by_prompt(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> _Groups:
+    """A line of the table ends in NaN where rewards are missing or its group is smaller than the
+    largest.  The ascending order makes sums, and so all results, the same to the last bit however
+    the batch is shuffled."""
     values = read_rewards(rewards)
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     _check_size("rewards", values, dtype)
@@ -238,7 +251,24 @@ def _by_prompt(
     table = values.new_full((len(names), int(size.max())), math.nan, dtype=torch.float64)
     table[line, column] = values.double()
     table, order = table.sort(dim=1, stable=True)  # NaN comes last
-    return table, (line, _inverse(order)[line, column]), dtype
+    table = _without_rounding(table, _rounding(values.dtype))
+    return _Groups(table, names, (line, _inverse(order)[line, column]), dtype)
+
+
+def _without_rounding(table: Tensor, tolerance: float) -> Tensor:
+    """Lines whose rewards are equal up to rounding, with the lowest of them for all."""
+    lowest = table[:, :1]
+    largest = table.abs().nan_to_num(0.0).amax(dim=1, keepdim=True)
+    near = table - lowest <= tolerance * largest  # false where there is none
+    equal = (near | table.isnan()).all(dim=1, keepdim=True)
+    return torch.where(near & equal, lowest, table)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """How far apart equal numbers of a dtype may be, as a share of their size: see the top."""
+    if not dtype.is_floating_point:
+        return 0.0
+    return ROUNDING * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
 def _inverse(order: Tensor) -> Tensor:
@@ -259,21 +289,16 @@ def _check_size(name: str, values: Tensor, dtype: torch.dtype) -> None:
 
 
 def _read_ids(group_ids: Tensor | Sequence[int], values: Tensor) -> Tensor:
-    try:
-        ids = torch.as_tensor(group_ids)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueError(
-            f"group_ids must be a tensor or a list of integers; got {describe(group_ids)}"
-        ) from None
+    ids = _read_integers("group_ids", group_ids, values.device)
     if ids.shape != values.shape or not is_dense(ids):
         raise ValueError(
             f"group_ids must be of shape {tuple(values.shape)}, as rewards; got {describe(ids)}"
         )
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
         raise ValueError(f"group_ids must hold integers, the prompts' ids; got {describe(ids)}")
-    if ids.device != values.device and isinstance(group_ids, Tensor):
+    if ids.device != values.device:
         raise ValueError(f"group_ids must be on {values.device}, as rewards; got {ids.device}")
-    return ids.to(values.device)
+    return ids
 
 
 def _count(table: Tensor) -> Tensor:
@@ -297,6 +322,15 @@ def _centre(table: Tensor) -> Tensor:
     above = table - table[:, :1]
     mean = above.nansum(dim=1, keepdim=True) / _count(table).clamp(min=1)
     return torch.where(table.isnan(), 0.0, above - mean)
+
+
+def _z_scores(table: Tensor, compared: Tensor, ddof: int, eps: float) -> Tensor:
+    """(R^(g) - mean R) / (std + eps), the std being that of ``compared``, the table or one line."""
+    lift = _lift(compared)
+    centred = _centre(table * lift)
+    deviation = centred if compared is table else _centre(compared * lift)
+    std = _spread(deviation, _count(compared), ddof)
+    return torch.where(centred == 0, 0.0, centred / (std + eps * lift))
 
 
 def _std(table: Tensor, ddof: int) -> Tensor:

@@ -46,7 +46,8 @@ def beta_normalized_advantages(
     ValueError: as ``group_advantages``; a reward outside [0, 1]; ``max_weight`` <= 0.
     """
     limit = check_number("max_weight", max_weight, above=0, at_most=MAX_WEIGHT)
-    table, cell, dtype = _by_prompt(rewards, group_ids)
+    groups = _by_prompt(rewards, group_ids)
+    table = groups.table
     outside = (table < 0) | (table > 1)
     if outside.any():
         found = table[outside][0].item()
@@ -58,7 +59,7 @@ def beta_normalized_advantages(
     rate = table[:, 0] - (centred / lift)[:, 0]  # p; NaN for a prompt without any reward
     weight = (-_log_density(rate)).exp().clamp(max=limit)
     advantages = torch.where(centred == 0, 0.0, centred * weight[:, None])
-    return (advantages / lift)[cell].to(dtype)
+    return groups.rows(advantages / lift)
 
 
 def _log_density(rate: Tensor) -> Tensor:

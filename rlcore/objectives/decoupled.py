@@ -1,7 +1,7 @@
 r"""Question 2 with several rewards: each is compared apart, then they are added up.  (GDPO)"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from rlcore.objectives._checks import (
     describe,
     is_dense,
 )
-from rlcore.objectives.advantages import group_advantages
+from rlcore.objectives.advantages import _by_prompt, _z_scores
 from rlcore.objectives.rewards import _read_lengths
 
 CANCELLED = 1e-12  # of the size of its terms: a sum below this is what rounding left of 0
@@ -54,7 +54,9 @@ def decoupled_advantages(
       as it has tokens, and the divisor is $\sqrt{s^2 + \epsilon_{batch}^2}$: whitening over tokens.
 
     A group's z-scores add up to 0, so the batch mean of $A_{sum}$ is 0 unless ``lengths`` weigh it;
-    it is subtracted only then, and a group in which every reward is all equal gets exactly 0.
+    it is subtracted only then.  So a group in which every reward is all equal gets exactly 0
+    without ``lengths``, and with them less the mean, like every row.  A row without tokens gets 0,
+    and so do all rows if $A_{sum}$ is the same in all that have some.
     Statistics are in float64.  Returns ``(B,)``, float64 for float64 rewards (and lists), else
     float32, without gradient.
 
@@ -69,10 +71,11 @@ def decoupled_advantages(
     """
     ddof = check_ddof(ddof)
     batch_ddof = ddof if batch_ddof is None else _read_batch_ddof(batch_ddof)
+    eps = check_number("eps", eps, at_least=0)
     batch_eps = check_number("batch_eps", batch_eps, at_least=0)
     table = _read_table(rewards)
     weight = _read_weights(weights, table)
-    apart = [group_advantages(r.double(), group_ids, ddof=ddof, eps=eps) for r in table.unbind(1)]
+    apart = [_compare(column, group_ids, ddof, eps) for column in table.unbind(dim=1)]
     terms = weight * torch.stack(apart, dim=1)
     total = terms.sum(dim=1)
     total = torch.where(total.abs() <= CANCELLED * terms.abs().sum(dim=1), 0.0, total)
@@ -86,6 +89,12 @@ def decoupled_advantages(
     return total.to(torch.float64 if table.dtype == torch.float64 else torch.float32)
 
 
+def _compare(rewards: Tensor, group_ids: Tensor | Sequence[int], ddof: int, eps: float) -> Tensor:
+    """``group_advantages`` of one reward, in float64 whatever its dtype."""
+    groups = _by_prompt(rewards, group_ids)
+    return _z_scores(groups.table, groups.table, ddof, eps)[groups.cell]
+
+
 def _scale(total: Tensor, known: Tensor, count: Tensor | None, ddof: int, eps: float) -> Tensor:
     """A_sum over its std in the batch.  Terms are added in ascending order, so that shuffling the
     rows changes no bit; they are divided by the largest before they are squared."""
@@ -94,13 +103,25 @@ def _scale(total: Tensor, known: Tensor, count: Tensor | None, ddof: int, eps: f
         count, centred = known, total  # the mean is 0
     else:
         count = count * known
-        mean = (count * total).sort().values.sum() / count.sum().clamp(min=1)
-        centred = torch.where(known, total - mean, 0.0)
+        centred = _centre_counted(total, count)
     largest = centred.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
     squares = (count * (centred / largest).square()).sort().values.sum()
     std = largest * (squares / (count.sum() - ddof).clamp(min=1)).sqrt()
     divisor = torch.hypot(std, std.new_tensor(eps)) if weighed else std + eps
     return torch.where(centred == 0, 0.0, centred / divisor)
+
+
+def _centre_counted(total: Tensor, count: Tensor) -> Tensor:
+    """A_sum less its mean, each row counted so often; 0 in rows that do not count, and everywhere
+    if those that do are equal.  Measured from the lowest, so that equal ones give zeros."""
+    counted = count > 0
+    lowest = torch.where(counted, total, torch.inf).amin()
+    above = torch.where(counted, total - lowest, 0.0)
+    largest = torch.where(counted, total.abs(), 0.0).amax()
+    if above.amax() <= CANCELLED * largest:
+        return torch.zeros_like(total)
+    mean = (count * above).sort().values.sum() / count.sum()
+    return torch.where(counted, above - mean, 0.0)
 
 
 def _read_batch_ddof(batch_ddof: int) -> int:
@@ -114,6 +135,9 @@ def _read_table(rewards: Tensor | Sequence[Sequence[float | None]]) -> Tensor:
     """(B, n), with NaN for None."""
     if not isinstance(rewards, Tensor):
         try:
+            for row in (rewards, *rewards):
+                if isinstance(row, Mapping | Set | bytes | bytearray):
+                    raise TypeError("no order of rewards, or no rewards")
             numbers = [[math.nan if r is None else float(+r) for r in row] for row in rewards]
             rewards = torch.tensor(numbers, dtype=torch.float64)
         except (TypeError, ValueError, OverflowError):
@@ -126,6 +150,13 @@ def _read_table(rewards: Tensor | Sequence[Sequence[float | None]]) -> Tensor:
         raise ValueError(
             f"rewards must be real and of shape (B, n), B and n >= 1; got {describe(rewards)}"
         )
+    if rewards.is_meta:
+        raise ValueError(
+            "rewards must be real and of shape (B, n), B and n >= 1, and hold data; got "
+            f"{describe(rewards)}"
+        )
+    if rewards.is_floating_point() and rewards.itemsize == 1:
+        rewards = rewards.float()  # torch knows few operations of float8
     if rewards.isinf().any():
         row, column = rewards.isinf().nonzero()[0].tolist()
         raise ValueError(
@@ -141,11 +172,13 @@ def _read_weights(weights: Tensor | Sequence[float] | None, table: Tensor) -> Te
     if weights is None:
         return table.new_ones(size, dtype=torch.float64)
     try:
-        dtype = None if isinstance(weights, Tensor) else torch.float64
-        values = torch.as_tensor(weights, dtype=dtype)
+        values = weights
+        if not isinstance(values, Tensor):  # torch moves a tensor to the default device
+            values = torch.as_tensor(values, dtype=torch.float64, device=table.device)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ValueError(f"weights must be {size} numbers; got {describe(weights)}") from None
-    if not is_dense(values) or values.shape != (size,) or values.is_complex():
+    real = is_dense(values) and not values.is_complex() and not values.is_meta
+    if not real or values.shape != (size,):
         raise ValueError(
             f"weights must be real and of shape ({size},), one per reward; got {describe(values)}"
         )
@@ -163,7 +196,7 @@ def _read_weights(weights: Tensor | Sequence[float] | None, table: Tensor) -> Te
 def _read_counts(lengths: Tensor | Sequence[int] | None, known: Tensor) -> Tensor | None:
     if lengths is None:
         return None
-    counts = _read_lengths(lengths)
+    counts = _read_lengths(lengths, known.device)
     if counts.shape != known.shape:
         raise ValueError(
             f"lengths must be of shape {tuple(known.shape)}, one per row; got {describe(counts)}"

@@ -21,9 +21,9 @@ def informative_rows(
     r"""The rows of prompts whose rewards are not all equal: $0 < |\{g : correct\}| < G$.
 
     ``rewards`` (B,), ``group_ids`` (B,), as for ``group_advantages``; returns (B,), bool, the same
-    for all rows of a prompt.  Missing rewards are not compared, and their rows go with their
-    prompt.  ``wanted``: at most so many prompts, those that come first in the batch; dynamic
-    sampling drops the surplus of its last round this way.
+    for all rows of a prompt.  Rewards that differ by rounding alone are equal.  Missing rewards are
+    not compared, and their rows go with their prompt.  ``wanted``: at most so many prompts, those
+    that come first in the batch; dynamic sampling drops the surplus of its last round this way.
 
     Source: DAPO, arXiv 2503.14476, the constraint of eqs. 8 and 11.  It speaks of right and wrong
     answers: give the rewards of the verifier, not yet the overlong penalty, with which two wrong
@@ -33,12 +33,13 @@ def informative_rows(
     ValueError: as ``group_advantages``; ``wanted`` < 0.
     """
     limit = None if wanted is None else check_count("wanted", wanted, at_least=0)
-    table, (line, _), _ = _by_prompt(rewards, group_ids)
-    rows = (_centre(table) != 0).any(dim=1)[line]
+    groups = _by_prompt(rewards, group_ids)
+    line, _ = groups.cell
+    rows = (_centre(groups.table) != 0).any(dim=1)[line]
     if limit is None:
         return rows
     place = torch.arange(len(line), device=line.device)
-    first = torch.full((len(table),), len(line), device=line.device)
+    first = torch.full((len(groups.table),), len(line), device=line.device)
     first = first.scatter_reduce(0, line[rows], place[rows], "amin")  # B: nothing to learn here
     kept = first.argsort()[:limit]
     return rows & torch.isin(line, kept)

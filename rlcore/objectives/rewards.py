@@ -55,7 +55,7 @@ def kl_penalized_rewards(
     for HH).
 
     ValueError: shapes that differ, log-probs not finite, an empty response, an infinite reward,
-    ``beta`` negative or above 1e30.
+    ``beta`` negative or above 1e30, a result beyond the range of its dtype.
     """
     values, penalty = _penalty(rewards, old_logprobs, ref_logprobs, response_mask, beta)
     return values - penalty.sum(dim=1)
@@ -169,21 +169,52 @@ def _penalty(
     reference = read_tokens("ref_logprobs", ref_logprobs, mask)
     penalty = (beta * (old - reference)).detach()
     dtype = torch.promote_types(to_float(values).dtype, penalty.dtype)
-    return values.to(penalty.device, dtype), penalty.to(dtype)
-
-
-def _read_lengths(lengths: Tensor | Sequence[int]) -> Tensor:
-    try:
-        counts = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    values, penalty = values.to(penalty.device, dtype), penalty.to(dtype)
+    left = values - penalty.sum(dim=1)
+    bad = ~left.isfinite() & ~values.isnan()
+    if bad.any():
+        row = int(bad.nonzero()[0])
         raise ValueError(
-            f"lengths must be a tensor or a list of integers; got {describe(lengths)}"
-        ) from None
+            "old_logprobs must be so near to ref_logprobs that the reward less beta times the "
+            f"difference fits {dtype}; got {left[row].item()} in row {row}, beta={beta:g}"
+        )
+    return values, penalty
+
+
+def _read_lengths(lengths: Tensor | Sequence[int], device: torch.device | None = None) -> Tensor:
+    """(B,) int64; a list becomes a tensor on that device."""
+    counts = _read_integers("lengths", lengths, device)
     if not is_dense(counts) or counts.dim() != 1 or len(counts) == 0:
         raise ValueError(f"lengths must be of shape (B,), B >= 1; got {describe(counts)}")
     if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
         raise ValueError(f"lengths must hold integers (counts of tokens); got {describe(counts)}")
+    if counts.is_meta:
+        raise ValueError(
+            f"lengths must be of shape (B,), B >= 1, and hold data; got {describe(counts)}"
+        )
+    counts = counts.long()
     if (counts < 0).any():
         row = int((counts < 0).nonzero()[0])
         raise ValueError(f"lengths must be >= 0; got {counts[row].item()} in row {row}")
     return counts
+
+
+def _read_integers(
+    name: str, values: Tensor | Sequence[int], device: torch.device | None = None
+) -> Tensor:
+    """A tensor as it is (torch moves it to the default device, if asked to make one of it), a list
+    as a tensor on that device.  Unsigned integers, which torch can hardly compare, become int64."""
+    numbers = values
+    if not isinstance(numbers, Tensor):
+        try:
+            numbers = torch.as_tensor(numbers, device=device)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise ValueError(
+                f"{name} must be a tensor or a list of integers; got {describe(values)}"
+            ) from None
+    if numbers.dtype not in (torch.uint16, torch.uint32, torch.uint64) or not is_dense(numbers):
+        return numbers
+    signed = numbers.long()
+    if numbers.dtype == torch.uint64 and (signed < 0).any():
+        raise ValueError(f"{name} must be below 2**63; got {describe(numbers)}")
+    return signed

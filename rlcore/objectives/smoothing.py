@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import Rewards, check_ddof, describe, is_dense, read_rewards
-from rlcore.objectives.advantages import _by_prompt, _std, group_advantages
+from rlcore.objectives.advantages import _by_prompt, _rounding, _std, _z_scores
 
 MAX_REWARD = 1e150  # its square is in the range of float64
 MIN_VARIANCE = 1e-290  # below it squares lose digits: no spread
@@ -28,7 +28,7 @@ class RewardHistory(NamedTuple):
     @classmethod
     def empty(cls) -> "RewardHistory":
         """No prompt visited yet."""
-        none = torch.zeros(0, dtype=torch.int64)
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
         return cls(none, none.clone(), none.double(), none.double())
 
 
@@ -82,14 +82,16 @@ def smoothed_advantages(
     rewards of all visits together; the released code has the sample std (``ddof=1``) in the same
     recursion, which is the std of nothing then.
     The released scripts leave ``use_old_mean`` off, so that every visit counts as the first.
-    ValueError: also a reward above 1e150 in size, and a history that is none.  A spread below
-    1e-145 over all visits counts as none.
+    ValueError: also a reward above 1e150 in size, and a history that is none.  A std over all
+    visits counts as 0 below 1e-145, and where it is no more than rounding makes of equal rewards
+    (see ``group_advantages``).
     """
     ddof = check_ddof(ddof)
-    values = read_rewards(rewards)
-    table, (line, _), dtype = _by_prompt(rewards, group_ids)  # a line per prompt, NaN: missing
-    _check_size(values)
-    prompts = torch.as_tensor(group_ids).unique(sorted=True).to(values.device, torch.int64)
+    given = read_rewards(rewards)
+    groups = _by_prompt(given, group_ids)
+    table, prompts, line = groups.table, groups.names.long(), groups.cell[0]
+    values = table[groups.cell]
+    _check_size(given)
     past = _read_history(history, values.device)
     visited = ~table.isnan().all(dim=1)
 
@@ -99,9 +101,11 @@ def smoothed_advantages(
     mean = old_mean + (new_mean - old_mean) / visit  # exact where the two are equal
     spread = _variance(table, ddof) + before * old_variance
     variance = (spread + before / visit * (old_mean - new_mean).square()) / visit
-    variance = torch.where(variance < MIN_VARIANCE, 0.0, variance)
+    largest = torch.maximum(table.abs().nan_to_num(0.0).amax(dim=1), old_mean.abs())
+    least = (_rounding(given.dtype) * largest).square().clamp(min=MIN_VARIANCE)
+    variance = torch.where(variance < least, 0.0, variance)
 
-    new = group_advantages(values.double(), group_ids, ddof=ddof)
+    new = _z_scores(table, table, ddof, 0.0)[groups.cell]
     std = torch.where(variance > 0, variance, torch.inf).sqrt()  # a term without spread counts 0
     total = ((values - mean[line]) / std[line]).nan_to_num(0.0)  # and so does a missing reward
     total = torch.where(visit[line] == 1, new, total)
@@ -110,7 +114,7 @@ def smoothed_advantages(
     smooth_total = share * new + (1 - share) * total
     advantages = torch.where(smooth_new.abs() < smooth_total.abs(), smooth_new, smooth_total)
     entry = RewardHistory(prompts, visit.long(), mean, variance)
-    return SmoothedAdvantages(advantages.to(dtype), _merge(past, entry, visited))
+    return SmoothedAdvantages(advantages.to(groups.dtype), _merge(past, entry, visited))
 
 
 def _mean(table: Tensor) -> Tensor:
@@ -159,7 +163,8 @@ def _read_history(history: RewardHistory | None, device: torch.device) -> Reward
         raise ValueError(f"history must be a RewardHistory or None; got {describe(history)}")
     for name, values in history._asdict().items():
         wanted = torch.float64 if name in ("mean", "variance") else torch.int64
-        if not is_dense(values) or values.dim() != 1 or values.dtype != wanted:
+        held = is_dense(values) and not values.is_meta
+        if not held or values.dim() != 1 or values.dtype != wanted:
             raise ValueError(
                 f"history.{name} must be of shape (P,) and dtype {wanted}; got {describe(values)}"
             )

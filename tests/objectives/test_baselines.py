@@ -25,6 +25,7 @@ from rlcore.objectives import (
     group_advantages,
     leave_one_out_advantages,
     policy_loss,
+    probability_all_equal,
     self_critical_advantages,
     token_logprobs,
 )
@@ -457,3 +458,31 @@ def test_bnpo_of_an_all_equal_group_is_exactly_zero(value: float, size: int) -> 
         assert (ours[:size] == 0).all()
         assert ours[size] < 0 < ours[size + 1]
         assert equal_groups(rewards, ids).equal.tolist() == [True, False]
+
+
+# --- dtypes, devices ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16])
+def test_the_share_of_equal_groups_takes_any_real_dtype(dtype: torch.dtype) -> None:
+    p = torch.tensor([0.0, 1.0]).to(dtype)
+    assert torch.equal(probability_all_equal(p, 8), torch.ones(2))
+
+
+def test_the_default_device_moves_no_baseline() -> None:
+    rewards, ids = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    calls = (
+        lambda: self_critical_advantages(rewards, rewards.flip(0)),
+        lambda: beta_normalized_advantages(rewards, ids),
+        lambda: beta_normalized_advantages(rewards, ids.tolist()),
+    )
+    for call in calls:
+        wanted = call()
+        with torch.device("meta"):
+            assert torch.equal(call(), wanted)
+
+
+def test_success_rates_of_rewards_that_differ_by_rounding() -> None:
+    rewards, ids = [0.1 + 0.2, 0.3, 1.0, 0.0], [0, 0, 1, 1]
+    assert beta_normalized_advantages(rewards, ids)[:2].tolist() == [0, 0]
+    assert (beta_normalized_advantages(rewards, ids)[2:] != 0).all()

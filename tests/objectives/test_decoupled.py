@@ -320,3 +320,87 @@ def test_tiny_and_huge_rewards_and_weights_stay_in_range(unit: float) -> None:
         .isfinite()
         .all()
     )
+
+
+# --- what counts, rounding, dtypes, devices -----------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [1, 0], [0, 1], [0, 7]])
+def test_a_batch_without_two_counted_responses_has_no_spread(lengths: list[int]) -> None:
+    for eps in (1e-4, 0.0):
+        for batch_ddof in (0, 1):
+            ours = decoupled_advantages(
+                [[1.0], [0.0]], [0, 0], lengths=lengths, batch_eps=eps, batch_ddof=batch_ddof
+            )
+            assert ours.tolist() == [0, 0]
+
+
+@given(batch=batches(missing=True), empty=st.randoms(use_true_random=False))
+def test_a_row_without_tokens_gets_zero_and_changes_no_other(batch: Batch, empty: Any) -> None:
+    """The others are as if it had missed all its rewards in the batch's statistics only."""
+    lengths = batch["lengths"].clone()
+    for index in range(len(lengths)):
+        lengths[index] *= empty.random() < 0.6
+    ours = decoupled(batch, lengths=lengths)
+    assert (ours[lengths == 0] == 0).all()
+    total = decoupled(batch, scale_batch=False)
+    known = ~batch["rewards"].isnan().all(dim=1) & (lengths > 0)
+    each = total[known].repeat_interleave(lengths[known])
+    if len(each) < 2 or each.max() - each.min() <= 1e-12 * each.abs().max():
+        assert (ours == 0).all()
+    else:
+        wanted = (total - each.mean()) / torch.hypot(each.std(), torch.tensor(1e-4).double())
+        close(ours[known], wanted[known])
+
+
+def test_totals_that_differ_by_rounding_have_no_spread() -> None:
+    """Only the winners of two groups have tokens; their z-scores miss each other by a bit."""
+    rewards = [[0.1], [0.0], [0.0], [0.7], [0.0], [0.0]]
+    total = decoupled_advantages(rewards, [0, 0, 0, 1, 1, 1], scale_batch=False)
+    ours = decoupled_advantages(
+        rewards, [0, 0, 0, 1, 1, 1], lengths=[3, 0, 0, 5, 0, 0], batch_eps=0.0
+    )
+    assert total[0] == pytest.approx(total[3].item(), rel=1e-14)
+    assert ours.tolist() == [0] * 6
+
+
+def test_rewards_that_differ_by_rounding_are_equal_in_each_column() -> None:
+    rewards = [[0.1 + 0.2, 1.0], [0.3, 0.0], [1.0, 0.5], [0.0, 0.5]]
+    ours = decoupled_advantages(rewards, [0, 0, 1, 1], scale_batch=False, ddof=0)
+    assert ours.tolist() == [1, -1, 1, -1]
+    narrow = torch.tensor(rewards) + torch.tensor([[2.0**-24, 0]] + [[0.0, 0]] * 3)
+    assert len(narrow[:2, 0].unique()) == 2
+    ours = decoupled_advantages(narrow, [0, 0, 1, 1], scale_batch=False, ddof=0)
+    assert ours.tolist() == [1, -1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16]
+)
+def test_rewards_and_weights_of_any_dtype(dtype: torch.dtype) -> None:
+    rewards, ids = torch.tensor([[1, 0], [0, 0], [1, 1], [0, 1]]), [0, 0, 1, 1]
+    ours = decoupled_advantages(rewards.to(dtype), ids, weights=torch.ones(2).to(dtype))
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, decoupled_advantages(rewards.float(), ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_lengths_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([1, 2, 3, 4])
+    rewards, ids = torch.tensor([[1.0], [0.0], [1.0], [3.0]]), [0, 0, 1, 1]
+    ours = decoupled_advantages(rewards, ids, lengths=lengths.to(dtype))
+    assert torch.equal(ours, decoupled_advantages(rewards, ids, lengths=lengths))
+
+
+def test_the_default_device_moves_nothing() -> None:
+    rewards, ids = torch.tensor([[1.0, 0], [0, 0], [1, 1], [3, 1]]), torch.tensor([0, 0, 1, 1])
+    weights, lengths = torch.tensor([1.0, 0.5]), torch.tensor([1, 2, 3, 4])
+    wanted = decoupled_advantages(rewards, ids, weights=weights, lengths=lengths)
+    with torch.device("meta"):
+        ours = decoupled_advantages(rewards, ids, weights=weights, lengths=lengths)
+        listed = decoupled_advantages(
+            rewards, ids.tolist(), weights=weights.tolist(), lengths=lengths.tolist()
+        )
+        decoupled_advantages(rewards, ids)
+    assert torch.equal(ours, wanted)
+    assert torch.equal(listed, wanted)

@@ -190,11 +190,81 @@ def test_tiny_and_huge_rewards_stay_in_range(unit: float) -> None:
         close(group_advantages(rewards, ids, scale=scale)[0], math.sqrt(3))
 
 
-def test_rewards_that_differ_in_the_last_bit_are_not_equal() -> None:
-    rewards = torch.tensor([1.0, math.nextafter(1.0, 2.0)], dtype=torch.float64)
-    ids = torch.zeros(2, dtype=torch.int64)
+def noisy(dtype: torch.dtype, size: float, ulps: int) -> Tensor:
+    """One reward twice, and the one that many ulps (of the dtype, at `size`) away."""
+    away = torch.tensor(size, dtype=dtype)
+    for _ in range(ulps):
+        away = away.nextafter(torch.tensor(0.0, dtype=dtype))
+    return torch.stack([torch.tensor(size, dtype=dtype), away, away])
+
+
+@every_estimator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, -0.3, 1e-30, 1e30])
+def test_rewards_that_differ_by_rounding_are_equal(
+    name: str, dtype: torch.dtype, size: float
+) -> None:
+    ids = torch.zeros(3, dtype=torch.int64)
+    for ulps in (1, 3, 8):
+        rewards = noisy(dtype, size, ulps)
+        assert len(set(rewards.tolist())) == 2
+        assert (ESTIMATORS[name](rewards, ids) == 0).all()
+        assert equal_groups(rewards, ids).equal.all()
+    further = noisy(dtype, size, 20)
+    assert (ESTIMATORS[name](further, ids) != 0).all()
+    assert not equal_groups(further, ids).equal.any()
+
+
+def test_three_tenths_however_they_were_added_up() -> None:
+    rewards = [0.1 + 0.2, 0.3, math.nan, 1.0, 0.0]
+    ids = [0, 0, 0, 1, 1]
+    for scale in ("group", "batch", "none"):
+        advantages = group_advantages(rewards, ids, scale=scale)
+        assert advantages[:3].tolist() == [0, 0, 0]
+        assert advantages[3] > 0 > advantages[4]
+    assert equal_groups(rewards, ids).equal.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pair"),
+    [
+        (torch.float64, [1e-300, 0.0]),
+        (torch.float64, [5e-324, 0.0]),
+        (torch.float64, [-1e-16, 1e-16]),
+        (torch.float32, [1.0, 1 + 2.0**-18]),
+        (torch.bfloat16, [1.0, 1 + 2.0**-7]),
+        (torch.float16, [1.0, 1 + 2.0**-10]),
+        (torch.float8_e4m3fn, [1.0, 1 + 2.0**-3]),
+        (torch.int64, [2**52, 2**52 + 1]),
+        (torch.int32, [2**24, 2**24 + 1]),
+    ],
+)
+def test_small_differences_that_are_real_count(dtype: torch.dtype, pair: list[float]) -> None:
+    rewards, ids = torch.tensor(pair).to(dtype), [0, 0]
+    if dtype == torch.float64:
+        rewards = torch.tensor(pair, dtype=dtype)
     assert not equal_groups(rewards, ids).equal.any()
-    assert group_advantages(rewards, ids).tolist() == [-1, 1]
+    assert group_advantages(rewards, ids).abs().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+@every_estimator
+def test_ids_and_rewards_of_any_integer_dtype(name: str, dtype: torch.dtype) -> None:
+    rewards, ids = torch.tensor([3, 1, 2, 2, 0, 5]), torch.tensor([0, 0, 0, 1, 1, 1])
+    ours = ESTIMATORS[name](rewards.to(dtype), ids.to(dtype))
+    assert torch.equal(ours, ESTIMATORS[name](rewards, ids))
+
+
+@every_estimator
+def test_tensors_stay_where_they_are_whatever_the_default_device(name: str) -> None:
+    rewards, ids = torch.tensor([3.0, 1, 2, 2, 0, 5]), torch.tensor([0, 0, 0, 1, 1, 1])
+    wanted = ESTIMATORS[name](rewards, ids)
+    with torch.device("meta"):
+        ours, listed = ESTIMATORS[name](rewards, ids), ESTIMATORS[name](rewards, ids.tolist())
+        found = equal_groups(rewards, ids)
+    assert torch.equal(ours, wanted)
+    assert torch.equal(listed, wanted)
+    assert found.equal.tolist() == [False, False]
 
 
 @given(batch=batches())

@@ -255,3 +255,28 @@ def test_the_dtype_of_conditioned_rewards() -> None:
     assert not conditioned_rewards(graph, graph, threshold=0.5).requires_grad
     mixed = conditioned_rewards([1.0, None, 1.0], torch.tensor([1.0, 1.0, math.nan]), threshold=1)
     close(mixed, [1.0, math.nan, math.nan])
+
+
+# --- dtypes, devices ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_the_overlong_penalty_takes_lengths_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([3, 99, 101])
+    ours = overlong_penalty(lengths.to(dtype), max_length=100, cache_length=2)
+    assert torch.equal(ours, overlong_penalty(lengths, max_length=100, cache_length=2))
+
+
+def test_the_default_device_moves_no_reward() -> None:
+    rewards, lengths = tensor([1.0, 0.0]), torch.tensor([3, 99])
+    logprobs, mask = tensor([[-1.0, -2.0], [-0.5, -1.0]]), torch.tensor([[1, 1], [1, 0]])
+    calls = (
+        lambda: overlong_penalty(lengths, max_length=100, cache_length=2),
+        lambda: conditioned_rewards(rewards, rewards, threshold=0.5),
+        lambda: kl_penalized_rewards(rewards, logprobs, logprobs * 2, mask, beta=0.1),
+        lambda: kl_shaped_rewards(rewards, logprobs, logprobs * 2, mask, beta=0.1),
+    )
+    for call in calls:
+        wanted = call()
+        with torch.device("meta"):
+            assert torch.equal(call(), wanted)

@@ -360,3 +360,46 @@ def test_gradients_stop_at_the_rewards() -> None:
     ours, history = smoothed_advantages(rewards, torch.tensor([0, 0]))
     assert not ours.requires_grad
     assert not any(part.requires_grad for part in history)
+
+
+# --- rounding, dtypes, devices ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_visits_that_differ_by_rounding_have_no_spread(dtype: torch.dtype) -> None:
+    """0.3 twice and 0.1 + 0.2 twice: in one group, and one after the other."""
+    ids = torch.tensor([5, 5, 8, 8])
+    away = torch.tensor(0.3, dtype=dtype).nextafter(torch.tensor(1.0, dtype=dtype)).item()
+    visits = [[0.3, away, 1.0, 0.0], [away, away, 1.0, 0.0], [0.3, 0.3, 1.0, 0.0]]
+    history = None
+    for visit in [*visits, *visits]:
+        rewards = torch.tensor(visit, dtype=dtype)
+        advantages, history = smoothed_advantages(rewards, ids, history)
+        assert advantages.tolist() == [0, 0, 1, -1]
+    small = torch.tensor([0.3 * (1 + 1e-5)] * 2 + [1, 0], dtype=dtype)
+    assert (smoothed_advantages(small, ids, history).advantages[:2] > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint16, torch.float8_e5m2])
+def test_rewards_of_any_dtype_are_smoothed(dtype: torch.dtype) -> None:
+    steps = [[1, 0, 1, 1], [0, 0, 1, 0], [1, 1, 1, 1]]
+    ids, history, wanted_history = torch.tensor([3, 3, 9, 9]), None, None
+    for step in steps:
+        rewards = torch.tensor(step).to(dtype)
+        ours, history = smoothed_advantages(rewards, ids, history)
+        wanted, wanted_history = smoothed_advantages(torch.tensor(step), ids, wanted_history)
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, wanted)
+        assert same(history, wanted_history)
+
+
+def test_the_default_device_moves_nothing() -> None:
+    rewards, ids = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([3, 3, 9, 9])
+    wanted, history = smoothed_advantages(rewards, ids)
+    with torch.device("meta"):
+        ours, found = smoothed_advantages(rewards, ids, RewardHistory.empty())
+        again, later = smoothed_advantages(rewards, ids.tolist(), found)
+    assert torch.equal(ours, wanted)
+    assert same(found, history)
+    assert torch.equal(again, smoothed_advantages(rewards, ids, history).advantages)
+    assert later.visits.tolist() == [2, 2]
