@@ -5,7 +5,7 @@ The same everywhere in this file:
 - Everything per token is ``(B, T)``; masked slots may hold anything and give 0.
 - The real tokens of a row are the steps, in their order.  A slot that the mask leaves out is no
   step, also between two real tokens (the output of a tool): it neither decays nor delays anything.
-- float32 or wider; float64 where an argument is.
+- float32 or wider; float64 where an argument per token is.
 """
 
 import math
@@ -26,6 +26,7 @@ from rlcore.objectives._checks import (
     read_tokens,
     to_float,
 )
+from rlcore.objectives.advantages import _rounding
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
 from rlcore.objectives.rewards import _read_lengths
 
@@ -109,8 +110,9 @@ def whiten(
     - ``eps``: $\epsilon$, added to the variance (to its root it would be $10^{-4}$).
     - ``shift_mean``: False puts the mean back afterwards (whitened rewards).
 
-    One real token, or real tokens that are all equal, have no spread: they get exactly 0
-    (with ``shift_mean=False`` they stay as they are).  No real token: all 0.
+    One real token, or real tokens that are all equal (up to rounding: no further apart than 8 times
+    the machine epsilon of the largest), have no spread: they get exactly 0 (with
+    ``shift_mean=False`` they stay as they are).  No real token: all 0.
     PPO's paper does not whiten; TRL and verl do, each process its own tokens in TRL 1.12.
     ValueError: shapes that differ, numbers not finite at a real token or so large that their sum
     could overflow, ``ddof`` not 0 or 1, ``eps`` negative.
@@ -124,6 +126,8 @@ def whiten(
     above = chosen - chosen[:1]
     mean = above.sum() / max(len(above), 1)
     centred = above - mean
+    if len(above) and above.amax() - above.amin() <= _rounding(numbers.dtype) * chosen.abs().amax():
+        centred = torch.zeros_like(above)
     divisor = torch.hypot(_std(centred, ddof), centred.new_tensor(math.sqrt(eps)))
     white = torch.where(centred == 0, 0.0, centred / divisor)
     if not shift_mean:
@@ -151,7 +155,7 @@ def value_loss(
     $$
 
     ``values``, ``returns``, ``old_values``, ``response_mask`` ``(B, T)``.  The gradient flows
-    through ``values`` only; where a value has left the range on the side of its target, it is 0.
+    through ``values`` only; where the clipped error is the larger one, it is 0.
 
     - ``epsilon``: how far a value may move from ``old_values``, in units of the reward; None does
       not clip, and ``old_values`` is then not looked at.
@@ -160,7 +164,9 @@ def value_loss(
     Returns the loss and its statistics, scalars without gradient: ``val/vf_clipfrac``, the share
     of tokens whose clipped error is the larger one (TRL: ``val/clipfrac_avg``, verl:
     ``critic/vf_clipfrac``); ``val/explained_variance``,
-    $1 - \mathrm{Var}(V^{targ} - V)/\mathrm{Var}(V^{targ})$, 0 where the returns do not vary;
+    $1 - \mathrm{Var}(V^{targ} - V)/\mathrm{Var}(V^{targ})$, 0 where the returns do not vary (or by
+    no more than rounding: their std is within 8 times the machine epsilon of the largest value or
+    return);
     ``val/vpred_mean`` and ``val/return_mean``.
     Source: PPO, arXiv 1707.06347, eq. 9, which has the mean squared error without the 1/2 and does
     not clip; the half and the clip are how implementations do it (OpenAI's, TRL, verl).
@@ -259,14 +265,20 @@ def _statistics(
     def mean(values: Tensor) -> Tensor:
         return aggregate(values, mask, how="token_mean", allow_empty=True)
 
+    some = mask.flatten().byte().argmax()  # a real token, if there is one
+
     def variance(values: Tensor) -> Tensor:
-        return mean((values - mean(values)).square())
+        # measured from one of them, so that equal numbers have none whatever rounding does
+        above = torch.where(mask, values - values.flatten()[some], 0.0)
+        return mean((above - mean(above)).square())
 
     spread = variance(target)
-    unexplained = variance(target - predicted) / torch.where(spread > 0, spread, 1.0)
+    largest = torch.maximum(target.abs().amax(), predicted.abs().amax())
+    varies = spread.sqrt() > _rounding(target.dtype) * largest
+    unexplained = variance(target - predicted) / torch.where(varies, spread, 1.0)
     return {
         "val/vf_clipfrac": mean(clipped),
-        "val/explained_variance": torch.where(spread > 0, 1 - unexplained, 0.0),
+        "val/explained_variance": torch.where(varies, 1 - unexplained, 0.0),
         "val/vpred_mean": mean(predicted),
         "val/return_mean": mean(target),
     }

@@ -627,6 +627,98 @@ def test_explained_variance_by_name() -> None:
     assert explained(returns, torch.ones(1, 4).double()) == 0  # nothing to explain
 
 
+@pytest.mark.parametrize("size", [0.1, 1.0, -0.3, 3e7, 1e-30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_returns_that_are_all_equal_leave_nothing_to_explain(
+    dtype: torch.dtype, size: float
+) -> None:
+    """Seven times 0.1: its mean misses it by a bit, and a share of that bit is -1e15."""
+    for count in (3, 7, 1000):
+        values = random(2, count, seed=count).to(dtype)
+        mask = torch.ones(2, count)
+        mask[1, 1:] = 0
+        returns = torch.where(mask.bool(), torch.full((2, count), size), math.nan).to(dtype)
+        stats = value_loss(values, returns, mask)[1]
+        assert stats["val/explained_variance"].item() == 0
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.3])
+@pytest.mark.parametrize("lam", [1.0, torch.ones(4)])
+def test_returns_that_differ_by_rounding_leave_nothing_to_explain(reward: float, lam: Any) -> None:
+    """With lambda = 1 every return is the reward, as an advantage plus a value: up to rounding."""
+    values, mask = random(4, 300, seed=3).float(), torch.ones(4, 300)
+    rewards = torch.zeros(4, 300)
+    rewards[:, -1] = reward
+    _, returns = generalized_advantages(rewards, values, mask, lam=lam)
+    assert len(returns.unique()) > 1
+    stats = value_loss(values, returns, mask)[1]
+    assert stats["val/explained_variance"].item() == 0
+    returns[0] += 1e-3
+    assert value_loss(values, returns, mask)[1]["val/explained_variance"].item() < 0
+
+
+def test_numbers_that_differ_by_rounding_have_no_spread() -> None:
+    numbers, mask = row([0.1 + 0.2, 0.3, 0.3]), torch.ones(1, 3)
+    for dtype in (torch.float32, torch.float64):
+        near = numbers.to(dtype)
+        near[0, 0] = near[0, 1].nextafter(torch.tensor(1.0, dtype=dtype))
+        assert whiten(near, mask, eps=0.0).tolist() == [[0, 0, 0]]
+        torch.testing.assert_close(whiten(near, mask, eps=0.0, shift_mean=False), near)
+    far = torch.tensor([[1.0, 1 + 2.0**-18]])
+    close(whiten(far, torch.ones(1, 2), ddof=0, eps=0.0), [[-1.0, 1.0]])
+
+
+def test_where_the_clipped_error_is_the_larger_one_no_gradient_flows() -> None:
+    """The target is 1, the old value 0, the range 0.2.  Values at the far edge towards the target,
+    past it, and so far past it that the error itself is the larger one again."""
+    values = row([0.1, 0.5, 1.5, 1.9, -0.5]).requires_grad_()
+    returns, old = torch.ones_like(values), torch.zeros_like(values)
+    value_loss(
+        values, returns, torch.ones(1, 5), old_values=old, epsilon=0.2, aggregation="sequence_sum"
+    )[0].backward()
+    assert values.grad is not None
+    close(values.grad, [[-0.9, 0.0, 0.0, 0.9, -1.5]])
+
+
+def test_the_default_device_moves_no_critic() -> None:
+    values, mask = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[1, 1, 0]])
+    wanted = generalized_advantages(values, values, mask)
+    white = whiten(values, mask)
+    loss = value_loss(values, values * 2, mask)
+    with torch.device("meta"):
+        ours = generalized_advantages(values, values, mask)
+        assert torch.equal(whiten(values, mask), white)
+        again = value_loss(values, values * 2, mask)
+    for one, other in zip(ours, wanted, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(again[0], loss[0])
+    assert again[1] == loss[1]
+
+
+def test_half_arithmetic_around_the_critic_changes_nothing() -> None:
+    values, mask = random(3, 5, seed=0).float().requires_grad_(), torch.ones(3, 5)
+    returns = random(3, 5, seed=1).float()
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            estimates = generalized_advantages(returns, values, mask)
+            loss, stats = value_loss(values, estimates.returns, mask)
+            grad = torch.autograd.grad(loss, values)[0]
+            found.append([*estimates, loss, grad, *stats.values(), whiten(returns, mask)])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_lambda_takes_lengths_of_any_integer_dtype(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([3, 40, 100])
+    assert torch.equal(length_adaptive_lam(lengths.to(dtype)), length_adaptive_lam(lengths))
+    with torch.device("meta"):
+        ours = length_adaptive_lam(lengths)
+    assert torch.equal(ours, length_adaptive_lam(lengths.tolist()))
+
+
 def test_empty_rows_may_pass() -> None:
     values, returns = row([1.0, 2.0]).repeat(2, 1), row([0.0, 0.0]).repeat(2, 1)
     mask = torch.tensor([[1, 1], [0, 0]])
