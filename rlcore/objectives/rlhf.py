@@ -59,7 +59,8 @@ def optimal_policy(ref_logprobs: Tensor, rewards: Tensor, *, beta: float) -> Opt
         raise ValueError(f"rewards must be at most 1e30 beta in size; got {largest:g}, beta={beta}")
     # measured from the best outcome: exp overflows nowhere, and a tiny beta keeps pi_ref's ratios
     best = torch.where(reference.isinf(), -torch.inf, worth).amax(dim=-1, keepdim=True)
-    tilted = reference + (worth - best) / beta
+    below = worth.double() - best.double()  # a difference that float32 may not hold
+    tilted = reference + (below / beta).to(torch.promote_types(reference.dtype, worth.dtype))
     log_partition = tilted.logsumexp(dim=-1, keepdim=True)
     return OptimalPolicy(tilted - log_partition, (log_partition + best / beta).squeeze(-1))
 
@@ -85,7 +86,8 @@ def implied_rewards(
     neither policy produces implies no reward: NaN (missing).
 
     ValueError: shapes that differ, log-probs that are NaN or above 0, an outcome that one policy
-    produces and the other does not, ``beta`` outside [1e-30, 1e30], ``log_partition`` not finite.
+    produces and the other does not, ``beta`` outside [1e-30, 1e30], ``log_partition`` not finite, a
+    reward beyond the range of its dtype.
     """
     beta = check_number("beta", beta, at_least=1 / MAX_WEIGHT, at_most=MAX_WEIGHT)
     policy = _read_logprobs("logprobs", logprobs)
@@ -94,7 +96,9 @@ def implied_rewards(
     _same_support(absent, reference.isinf(), "logprobs", "ref_logprobs")
     shift = _read_log_partition(log_partition, policy)
     ratio = policy.masked_fill(absent, 0.0) - reference.masked_fill(absent, 0.0)
-    return (beta * ratio + beta * shift).masked_fill(absent, torch.nan)
+    implied = beta * ratio + beta * shift
+    _check_range("rewards", implied, beta * ratio, beta)
+    return implied.masked_fill(absent, torch.nan)
 
 
 def regularized_value(
@@ -116,7 +120,7 @@ def regularized_value(
 
     ValueError: shapes that differ, log-probs that are not those of a distribution, a reward that is
     not finite where $\pi > 0$, an outcome with $\pi > 0$ and $\pi_{ref} = 0$ (its KL is infinite),
-    ``beta`` negative.
+    ``beta`` negative, a value beyond the range of its dtype.
     """
     beta = check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
     policy = _read_distribution("logprobs", logprobs)
@@ -126,14 +130,16 @@ def regularized_value(
     worth = _read_outcomes(rewards, policy)
     inside = policy.masked_fill(absent, 0.0)
     gain = worth - beta * (inside - reference.masked_fill(absent, 0.0))  # 0 where absent
-    return (inside.exp() * gain).sum(dim=-1)
+    value = (inside.exp() * gain).sum(dim=-1)
+    _check_range("value", value, value, beta)
+    return value
 
 
 def _read_logprobs(name: str, values: Tensor, like: Tensor | None = None) -> Tensor:
     """Log-probs of outcomes, -inf allowed, in float32 or wider."""
     wanted = "at least 1 axis and 1 outcome" if like is None else f"shape {tuple(like.shape)}"
     if like is None:
-        fits = is_dense(values) and values.dim() > 0 and values.numel() > 0
+        fits = is_dense(values) and values.dim() > 0 and values.numel() > 0 and not values.is_meta
     else:
         fits = is_dense(values) and values.shape == like.shape
     if not fits or values.is_complex():
@@ -186,11 +192,29 @@ def _same_support(absent: Tensor, other: Tensor, name: str, other_name: str) -> 
         )
 
 
+def _check_range(what: str, results: Tensor, without_partition: Tensor, beta: float) -> None:
+    """What finite arguments may still take out of the range of the dtype."""
+    bad = ~results.detach().isfinite()
+    if not bad.any():
+        return
+    found = results.detach()[bad][0].item()
+    wanted = f"must be so near to ref_logprobs that the {what} fit"
+    if what == "value":
+        raise ValueError(f"logprobs {wanted}s {results.dtype}; got {found}, beta={beta:g}")
+    if without_partition.detach()[bad].isfinite().all():
+        raise ValueError(
+            f"log_partition must be so small that beta times it fits {results.dtype}; got a reward "
+            f"of {found}, beta={beta:g}"
+        )
+    raise ValueError(f"logprobs {wanted} {results.dtype}; got {found}, beta={beta:g}")
+
+
 def _read_log_partition(log_partition: float | Tensor, logprobs: Tensor) -> float | Tensor:
     if not isinstance(log_partition, Tensor):
         return check_number("log_partition", log_partition)
     fits = log_partition.shape in (logprobs.shape, logprobs.shape[:-1])
-    if not is_dense(log_partition) or not fits or not log_partition.isfinite().all():
+    real = is_dense(log_partition) and not log_partition.is_complex() and not log_partition.is_meta
+    if not real or not fits or not to_float(log_partition).isfinite().all():
         raise ValueError(
             f"log_partition must be a finite number or tensor of shape {tuple(logprobs.shape)} or "
             f"{tuple(logprobs.shape[:-1])}; got {describe(log_partition)}"

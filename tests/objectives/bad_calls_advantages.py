@@ -31,6 +31,7 @@ from rlcore.objectives import (
 
 EVEN = torch.full((2, 4), 0.25).log()  # two distributions over four outcomes
 GAP = torch.tensor([0.5, 0.5, 0.0, 0.0]).log().expand(2, 4)  # never produces two of them
+FAR = torch.tensor([0.0, -1e30])  # the second all but impossible
 WORTH = torch.tensor([[1.0, 0.0, 2.0, -1.0], [0.0, 0.5, 1.0, 0.0]])
 CUT = torch.tensor([True, False])
 
@@ -59,6 +60,9 @@ def of_kl_rewards(function: Callable) -> list[tuple[Call, str]]:
         (lambda: function(ADV[:, None], LP, LP, MASK, beta=0.1), r"rewards must be real and of shape \(B,\)"),
         (lambda: function([1, 0, 1], LP, LP, MASK, beta=0.1), r"rewards must be of shape \(2,\).*got a tensor of shape \(3,\)"),
         (lambda: function(INF_R[:2], LP, LP, MASK, beta=0.1), r"rewards must be finite or missing \(NaN\); got inf in row 1"),
+        (lambda: function(ADV, LP * 1e30, LP, MASK, beta=1e30), r"old_logprobs must be so near to ref_logprobs that the reward less beta times the difference fits torch.float32; got inf in row 0, beta=1e\+30"),
+        (lambda: function(ADV * 3e38, LP * 1e38, LP, MASK, beta=-3e-1 * -1), r"old_logprobs must be so near to ref_logprobs .* got inf in row 0, beta=0.3"),
+        (lambda: function(ADV, torch.tensor([[-3e38, 0, 0], [0, 0, 0]]), torch.tensor([[0, -3e38, 0], [0, 0, 0]]), MASK, beta=2.0), "old_logprobs must be so near to ref_logprobs .* got nan in row 0, beta=2"),
         (lambda: function(ADV, LP, LP, MASK, beta=-0.1), "beta must be a finite number >= 0 and <= 1e\\+30; got -0.1"),
     ]  # fmt: skip
 
@@ -93,7 +97,12 @@ TABLE = table(
         (lambda: group_advantages(R, IDS, eps=-1e-4), "eps must be a finite number >= 0; got -0.0001"),
         (lambda: group_advantages(R, IDS, eps=math.nan), "eps must be a finite number >= 0; got nan"),
     ],
-    leave_one_out_advantages=of_groups(leave_one_out_advantages),
+    leave_one_out_advantages=[
+        *of_groups(leave_one_out_advantages),
+        (lambda: leave_one_out_advantages(R, torch.tensor([0, 0, 2**63, 2**63], dtype=torch.uint64)), r"group_ids must be below 2\*\*63; got .* torch.uint64"),
+        (lambda: leave_one_out_advantages(R, b"aabb"), "group_ids must be a tensor or a list of integers; got b'aabb'"),
+        (lambda: leave_one_out_advantages(R, {0, 1}), r"group_ids must be a tensor or a list of integers; got \{0, 1\}"),
+    ],
     equal_groups=of_groups(equal_groups),
     batch_mean_advantages=[
         (lambda: batch_mean_advantages(R[:1]), "rewards must hold at least 2 rows for a batch mean; got 1"),
@@ -109,6 +118,10 @@ TABLE = table(
         (lambda: probability_all_equal("0.5", 8), r"p must be a probability, in \[0, 1\]; got '0.5'"),
         (lambda: probability_all_equal(10**400, 8), r"p must be a probability, in \[0, 1\]; got 1000"),
         (lambda: probability_all_equal(torch.tensor([0.5j]), 8), r"p must be a probability, in \[0, 1\]; got .* torch.complex64"),
+        (lambda: probability_all_equal(torch.tensor([0.5]).to_sparse(), 8), r"p must be a probability, in \[0, 1\]; got .* layout torch.sparse_coo"),
+        (lambda: probability_all_equal(torch.tensor([0.5], device="meta"), 8), r"p must be a probability, in \[0, 1\]; got a tensor of shape \(1,\)"),
+        (lambda: probability_all_equal(True, 8), r"p must be a probability, in \[0, 1\]; got True"),
+        (lambda: probability_all_equal(torch.tensor(math.nan).to(torch.float8_e4m3fn), 8), r"p must be a probability, in \[0, 1\]; got .*float8"),
         (lambda: probability_all_equal(0.5, 10**400), "group_size must be an integer below 2\\*\\*53; got 1000"),
         (lambda: probability_all_equal(0.5, 1), "group_size must be an integer >= 2; got 1"),
         (lambda: probability_all_equal(0.5, 2.5), "group_size must be an integer >= 2; got 2.5"),
@@ -125,8 +138,8 @@ TABLE = table(
     kl_shaped_rewards=of_kl_rewards(kl_shaped_rewards),
     conditioned_rewards=[
         *of_pairs(lambda r, c: conditioned_rewards(r, c, threshold=0.5), "condition"),
-        (lambda: conditioned_rewards(R, R, threshold=math.nan), "threshold must be a finite number .*; got nan"),
-        (lambda: conditioned_rewards(R, R, threshold="1"), "threshold must be a finite number .*; got '1'"),
+        (lambda: conditioned_rewards(R, R, threshold=math.nan), "threshold must be a finite number; got nan"),
+        (lambda: conditioned_rewards(R, R, threshold="1"), "threshold must be a finite number; got '1'"),
     ],
     overlong_penalty=[
         (lambda: overlong_penalty(R, max_length=100, cache_length=20), r"lengths must hold integers \(counts of tokens\); got .* torch.float32"),
@@ -135,6 +148,9 @@ TABLE = table(
         (lambda: overlong_penalty(5, max_length=100, cache_length=20), r"lengths must be of shape \(B,\), B >= 1; got a tensor of shape \(\)"),
         (lambda: overlong_penalty([], max_length=100, cache_length=20), r"lengths must be of shape \(B,\), B >= 1; got a tensor of shape \(0,\)"),
         (lambda: overlong_penalty([3, -1], max_length=100, cache_length=20), "lengths must be >= 0; got -1 in row 1"),
+        (lambda: overlong_penalty(torch.tensor([3, 2**63], dtype=torch.uint64), max_length=100, cache_length=20), r"lengths must be below 2\*\*63; got .* torch.uint64"),
+        (lambda: overlong_penalty({3, 4}, max_length=100, cache_length=20), r"lengths must be a tensor or a list of integers; got \{3, 4\}"),
+        (lambda: overlong_penalty(torch.tensor([3], device="meta"), max_length=100, cache_length=20), r"lengths must be of shape \(B,\), B >= 1, and hold data; got a tensor of shape \(1,\)"),
         (lambda: overlong_penalty([3], max_length=100, cache_length=120), "cache_length must be at most max_length = 100, .*; got 120"),
         (lambda: overlong_penalty([3], max_length=100, cache_length=-1), "cache_length must be an integer >= 0; got -1"),
         (lambda: overlong_penalty([3], max_length=100, cache_length=0.2), "cache_length must be an integer >= 0; got 0.2"),
@@ -151,6 +167,8 @@ TABLE = table(
         (lambda: regularized_value(EVEN, EVEN[:1], WORTH, beta=0.5), r"ref_logprobs must be a real tensor of shape \(2, 4\); got a tensor of shape \(1, 4\)"),
         (lambda: regularized_value(EVEN, EVEN.to("meta"), WORTH, beta=0.5), "ref_logprobs must be on cpu, as logprobs; got meta"),
         (lambda: regularized_value(EVEN, GAP, WORTH, beta=0.5), "ref_logprobs must be finite wherever logprobs is .*; got -inf"),
+        (lambda: regularized_value(FAR, FAR.flip(0), FAR * 0, beta=1e30), r"logprobs must be so near to ref_logprobs that the value fits torch.float32; got nan, beta=1e\+30"),
+        (lambda: regularized_value(FAR.flip(0), FAR, FAR * 0, beta=1e30), r"logprobs must be so near to ref_logprobs that the value fits torch.float32; got nan, beta=1e\+30"),
         (lambda: regularized_value(EVEN, EVEN, WORTH, beta=-0.1), r"beta must be a finite number >= 0 and <= 1e\+30; got -0.1"),
     ],
     implied_rewards=[
@@ -160,8 +178,17 @@ TABLE = table(
         (lambda: implied_rewards(EVEN, GAP, beta=0.5), "ref_logprobs must be finite wherever logprobs is .*; got -inf"),
         (lambda: implied_rewards(GAP, EVEN, beta=0.5), "logprobs must be finite wherever ref_logprobs is .*; got -inf"),
         (lambda: implied_rewards(EVEN, EVEN, beta=0.0), r"beta must be a finite number >= 1e-30 and <= 1e\+30; got 0.0"),
-        (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=math.inf), "log_partition must be a finite number .*; got inf"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=math.inf), "log_partition must be a finite number; got inf"),
         (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=R), r"log_partition must be a finite number or tensor of shape \(2, 4\) or \(2,\); got a tensor of shape \(4,\)"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=ADV * 1j), "log_partition must be a finite number or tensor .* torch.complex64"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=ADV.to_sparse()), "log_partition must be a finite number or tensor .* layout torch.sparse_coo"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=ADV.to("meta")), "log_partition must be a finite number or tensor"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=1e308), "log_partition must be so small that beta times it fits torch.float32; got a reward of inf, beta=0.5"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=1e30, log_partition=ADV * 1e30), r"log_partition must be so small that beta times it fits torch.float32; got a reward of inf, beta=1e\+30"),
+        (lambda: implied_rewards(EVEN, EVEN, beta=1e30, log_partition=ADV.double() * 1e308), r"log_partition must be so small that beta times it fits torch.float64; got a reward of inf, beta=1e\+30"),
+        (lambda: implied_rewards(torch.tensor([-1e20]), torch.tensor([-1.0]), beta=1e30), r"logprobs must be so near to ref_logprobs that the rewards fit torch.float32; got -inf, beta=1e\+30"),
+        (lambda: implied_rewards(torch.tensor([-1.0]), torch.tensor([-1e20]), beta=1e30), r"logprobs must be so near to ref_logprobs that the rewards fit torch.float32; got inf, beta=1e\+30"),
+        (lambda: implied_rewards(EVEN.to("meta"), EVEN.to("meta"), beta=0.5), "logprobs must be a real tensor .* got a tensor of shape"),
         (lambda: implied_rewards(EVEN, EVEN, beta=0.5, log_partition=ADV * math.nan), "log_partition must be a finite number or tensor"),
     ],
     self_critical_advantages=[

@@ -343,3 +343,36 @@ def test_the_best_token_by_token_policy_is_the_tilted_one() -> None:
     close(probabilities(theta), best)
     value = regularized_value(log_responses(theta), log_responses(reference), GRADED, beta=0.5)
     close(torch.autograd.grad(value, theta)[0], torch.zeros(3, 3))
+
+
+# --- the ends of the range, dtypes --------------------------------------------------------------
+
+
+def test_rewards_of_any_size_have_an_optimal_policy() -> None:
+    """6e38 apart: more than float32 holds, less than a billionth of beta."""
+    even = torch.tensor([0.5, 0.5]).log()
+    ours = optimal_policy(even, torch.tensor([3e38, -3e38]), beta=1e30)
+    assert ours.logprobs.tolist() == pytest.approx([0.0, -6e8])
+    assert ours.log_partition.item() == pytest.approx(3e8)
+    wide = optimal_policy(even.double(), torch.tensor([3e38, -3e38]).double(), beta=1e30)
+    close(ours.logprobs.double() / 6e8, wide.logprobs / 6e8, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.int64, torch.bool])
+def test_a_log_partition_of_any_dtype(dtype: torch.dtype) -> None:
+    policy, reference = policies(2, 3, seed=0), policies(2, 3, seed=1)
+    shift = torch.tensor([1, 0]).to(dtype)
+    ours = implied_rewards(policy, reference, beta=0.5, log_partition=shift)
+    close(ours, implied_rewards(policy, reference, beta=0.5, log_partition=shift.double()))
+
+
+def test_the_default_device_moves_no_distribution() -> None:
+    policy, rewards = policies(2, 3, seed=0), normal(2, 3, seed=1)
+    best = optimal_policy(policy, rewards, beta=0.5)
+    value = regularized_value(best.logprobs, policy, rewards, beta=0.5)
+    with torch.device("meta"):
+        again = optimal_policy(policy, rewards, beta=0.5)
+        assert torch.equal(again.logprobs, best.logprobs)
+        assert torch.equal(regularized_value(again.logprobs, policy, rewards, beta=0.5), value)
+        back = implied_rewards(again.logprobs, policy, beta=0.5, log_partition=best.log_partition)
+    close(back, rewards)
