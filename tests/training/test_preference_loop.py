@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import signal
@@ -24,7 +25,13 @@ from rlcore.preferences import (
 )
 from rlcore.sampling import response_logprobs
 from rlcore.tasks import SORT, PreferencePairs, sample_pairs
-from rlcore.training import NonFiniteError, read_run, train_preference
+from rlcore.training import (
+    NonFiniteError,
+    read_run,
+    recipe,
+    train_preference,
+    train_reward_model,
+)
 from rlcore.training.pairs import batch_order
 from rlcore.training.preference import mismatched
 
@@ -363,3 +370,19 @@ def test_unknown_characters_and_rows_that_are_too_long_are_errors(pairs, make) -
         train_preference(*make(), strange, DPO, **{**SETTINGS, "batch_size": 1})
     with pytest.raises(ValueError, match="the model has 9 positions"):
         train_preference(*make(max_length=9), pairs, DPO, **SETTINGS)
+
+
+def test_a_recipe_holds_arguments_of_the_loops() -> None:
+    setup = recipe("reviews", preference_steps=3, reward_steps=2, preference_batch_size=5)
+    for settings, loop, steps in (
+        (setup.preference_settings(), train_preference, 3),
+        (setup.reward_settings(), train_reward_model, 2),
+    ):
+        assert set(settings) <= set(inspect.signature(loop).parameters)
+        assert (settings["steps"], settings["batch_size"]) == (steps, 5)
+    for name in ("pairs", "reward_steps", "preference_steps", "preference_batch_size"):
+        with pytest.raises(ValueError, match=f"{name}: found 0"):
+            recipe("reviews", **{name: 0})
+    for name in ("reward_learning_rate", "preference_learning_rate"):
+        with pytest.raises(ValueError, match=f"{name}: found 0"):
+            recipe("reviews", **{name: 0})
