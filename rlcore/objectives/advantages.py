@@ -258,10 +258,12 @@ def _by_prompt(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> _Groups:
 def _without_rounding(table: Tensor, tolerance: float) -> Tensor:
     """Lines whose rewards are equal up to rounding, with the lowest of them for all."""
     lowest = table[:, :1]
-    largest = table.abs().nan_to_num(0.0).amax(dim=1, keepdim=True)
-    near = table - lowest <= tolerance * largest  # false where there is none
-    equal = (near | table.isnan()).all(dim=1, keepdim=True)
-    return torch.where(near & equal, lowest, table)
+    highest = table.nan_to_num(-math.inf).amax(dim=1, keepdim=True)
+    largest = torch.maximum(lowest.abs(), highest.abs())
+    near = (highest > lowest) & (highest - lowest <= tolerance * largest)  # false where no reward
+    if not near.any():
+        return table
+    return torch.where(near & ~table.isnan(), lowest, table)
 
 
 def _rounding(dtype: torch.dtype) -> float:

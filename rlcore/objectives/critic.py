@@ -27,7 +27,7 @@ from rlcore.objectives._checks import (
     to_float,
 )
 from rlcore.objectives.advantages import _rounding
-from rlcore.objectives.aggregation import AGGREGATIONS, aggregate
+from rlcore.objectives.aggregation import AGGREGATIONS, aggregate, check_constant
 from rlcore.objectives.rewards import _read_lengths
 
 
@@ -175,16 +175,18 @@ def value_loss(
     squares could overflow, ``epsilon`` negative or without ``old_values``; and as ``aggregate``.
     """
     check_choice("aggregation", aggregation, AGGREGATIONS)
+    check_constant(aggregation, constant)
     mask = read_mask(response_mask, allow_empty=allow_empty)
-    predicted = _read_squarable("values", values, mask)
-    target = _read_squarable("returns", returns, mask).detach()
+    divisor = 1.0 if constant is None else float(constant)
+    predicted = _read_squarable("values", values, mask, divisor)
+    target = _read_squarable("returns", returns, mask, divisor).detach()
 
     error = clipped_error = (predicted - target).square()
     if epsilon is not None:
         epsilon = check_number("epsilon", epsilon, at_least=0, at_most=MAX_WEIGHT)
         if old_values is None:
             raise ValueError(f"old_values must be given to clip; got None with epsilon={epsilon:g}")
-        old = _read_squarable("old_values", old_values, mask).detach()
+        old = _read_squarable("old_values", old_values, mask, divisor).detach()
         near = predicted.clamp(old - epsilon, old + epsilon)
         clipped_error = (near - target).square()
     loss = aggregate(
@@ -294,12 +296,11 @@ def _check_size(name: str, values: Tensor, limit: float) -> None:
         )
 
 
-def _read_squarable(name: str, values: Tensor, mask: Tensor) -> Tensor:
-    """Per-token values whose squared differences can be added up over the batch."""
+def _read_squarable(name: str, values: Tensor, mask: Tensor, divisor: float) -> Tensor:
+    """Per-token values whose squared differences can be added up over the batch and divided."""
     numbers = read_tokens(name, values, mask)
-    _check_size(
-        name, numbers.detach(), math.sqrt(torch.finfo(numbers.dtype).max / mask.numel()) / 8
-    )
+    room = min(divisor, 1.0) * torch.finfo(numbers.dtype).max
+    _check_size(name, numbers.detach(), math.sqrt(room / mask.numel()) / 8)
     return numbers
 
 

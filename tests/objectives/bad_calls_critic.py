@@ -80,6 +80,8 @@ TABLE = table(
         *of_tokens(lambda x, m: value_loss(LP, LP, m, old_values=x, epsilon=0.2), "old_values")[:7],
         (lambda: value_loss(LP * 1e20, LP, MASK), r"values must be at most 9.41e\+17 in size, so that no sum overflows; got -1e\+20 in row 0, slot 0"),
         (lambda: value_loss(LP, LP * 1e20, MASK), r"returns must be at most 9.41e\+17 in size, so that no sum overflows; got -1e\+20 in row 0, slot 0"),
+        (lambda: value_loss(LP * 4e17, LP, MASK, aggregation="constant", constant=1e-6), r"values must be at most 9.41e\+14 in size, so that no sum overflows; got -4e\+17 in row 0, slot 0"),
+        (lambda: value_loss(LP, LP * 4e17, MASK, aggregation="constant", constant=1e-6), r"returns must be at most 9.41e\+14 in size, so that no sum overflows; got -4e\+17 in row 0, slot 0"),
         (lambda: fit(old_values=LP * 1e20, epsilon=0.2), r"old_values must be at most 9.41e\+17 in size, so that no sum overflows; got -1e\+20 in row 0, slot 0"),
         (lambda: fit(epsilon=0.2), "old_values must be given to clip; got None with epsilon=0.2"),
         (lambda: fit(old_values=LP, epsilon=-0.2), r"epsilon must be a finite number >= 0 and <= 1e\+30; got -0.2"),
