@@ -391,8 +391,8 @@ def check_response(response_length: int, mask: Tensor) -> None:
     whole = isinstance(response_length, int) and not isinstance(response_length, bool)
     if not whole or not 1 <= response_length < mask.shape[1]:
         raise ValueError(
-            f"response_length: found {shown(response_length)}; wanted a whole number from 1 to "
-            f"{mask.shape[1] - 1}"
+            f"response_length: found {shown(response_length)}; wanted 1 to "
+            f"{mask.shape[1] - 1}, a whole number"
         )
     before = slice(-response_length - 1, -1)
     torn = (mask[:, -response_length:] > mask[:, before]) & (mask.cumsum(1)[:, before] > 0)

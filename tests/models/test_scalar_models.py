@@ -425,7 +425,7 @@ def test_bad_arguments(language_model: Any, scalar_model: Any) -> None:
         *(
             (
                 lambda call=call, length=length: call(length),
-                f"response_length: found {length!r}.*; wanted a whole number from 1 to 6",
+                f"response_length: found {length!r}.*; wanted 1 to 6, a whole number",
             )
             for call in (
                 lambda length: models.response_values(scalar_model, ids, mask, length),
