@@ -37,6 +37,9 @@ def suites(arguments: list[str]) -> tuple[tuple[str, list[str]], ...]:
 
 
 def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     try:
         browser = chromium.find() or chromium.install()
     except RuntimeError as error:

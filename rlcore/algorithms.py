@@ -208,8 +208,8 @@ GSPO_TOKEN = replace(
     source="Zheng et al. 2025, arXiv 2507.18071, eqs. 13 and 14",
     ratio_level="sequence_token",
     notes=(
-        "With one advantage per response, loss and gradient are those of GSPO; TRL's GRPOTrainer "
-        "has no such ratio.",
+        "With one advantage per response, loss and gradient are those of GSPO: TRL, which has no "
+        "such ratio, gets GSPO's.",
     ),
 )
 CISPO = Algorithm(

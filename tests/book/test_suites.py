@@ -47,6 +47,11 @@ def test_parity_with_trl_is_a_step_of_its_own(run, capsys):
     ]
 
 
+def test_help_runs_nothing(run, capsys):
+    assert run(["--help"]) == (0, [])
+    assert capsys.readouterr().out.startswith("`python -m book test`")
+
+
 def test_arguments_are_the_only_call_of_pytest(run):
     _, calls = run(["tests/objectives", "-k", "float16"])
     assert calls == [[*command.PARALLEL, "tests/objectives", "-k", "float16"]]
