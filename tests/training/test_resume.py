@@ -75,7 +75,9 @@ model = models.build_model("nano", tokenizer, seed=0, dropout=0.5, device="cpu")
 if kind == "sft":
     train_sft(model, tokenizer, task, **settings, out=out, resume=True)
 else:
-    train_policy(model, tokenizer, task, row(kind, beta=None), **settings, out=out, resume=True)
+    reward = "verifier" if kind == "ppo" else None
+    algorithm = row(kind, beta=None, reward=reward)
+    train_policy(model, tokenizer, task, algorithm, **settings, out=out, resume=True)
 """
 
 
@@ -105,7 +107,12 @@ def equal(a: object, b: object) -> bool:
 @pytest.mark.parametrize(
     ("kind", "settings", "kill"),
     # The kill comes in step 4: after 3 x 8 demonstrations, or after 3 x 16 rewards.
-    [("sft", SFT, 27), ("grpo", POLICY, 57)],
+    [
+        ("sft", SFT, 27),
+        ("grpo", POLICY, 57),
+        ("ppo", {**POLICY, "updates_per_batch": 2, "bootstrap_truncated": True}, 57),
+        ("vapo", {**POLICY, "value_pretraining_steps": 4}, 57),
+    ],
 )
 def test_case_c01_six_steps_are_three_a_kill_and_three(kind, settings, kill, tmp_path) -> None:
     """With dropout 0.5 (in SFT), AdamW, and the paper's KL term and its reference (in GRPO)."""
@@ -116,6 +123,8 @@ def test_case_c01_six_steps_are_three_a_kill_and_three(kind, settings, kill, tmp
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     for name in whole:
         assert equal(whole[name], parts[name]), name
+    if kind in ("ppo", "vapo"):
+        assert {"critic", "critic_optimizer"} <= set(parts)
     losses = [line["loss"] for line in read_lines(tmp_path / "parts" / "metrics.jsonl")]
     assert len(losses) == 6
     weights = [
