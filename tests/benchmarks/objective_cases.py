@@ -586,6 +586,8 @@ def differences(sides: Sides, tolerance: float) -> list[str]:
     found = []
     wanted = sides["trl"]()
     for name, side in sides.items():
+        if name == "trl":
+            continue
         for one, two in zip(side(), wanted, strict=True):
             if one.shape != two.shape:
                 found.append(f"{name}: shape {tuple(one.shape)} instead of {tuple(two.shape)}")

@@ -4,7 +4,7 @@ Every comparison (see `objective_cases`) is made in a process of its own, with t
 the same number of threads for all sides.
 
 - First the sides must agree, values and gradient; if they do not, nothing is measured.
-- Time: after a warm-up the sides take turns, in an order that changes from round to round; what is
+- Time: the sides, warm by then, take turns, in an order that changes from round to round; what is
   reported is the median over rounds of the ratio to TRL within the round, with its smallest and
   largest, and the ratio of the best rounds, which a busy machine disturbs least.
 - Memory: the most bytes that torch's allocator holds at one moment above what it held before, its
@@ -81,8 +81,7 @@ def once(side: Side) -> float:
 
 def time_sides(sides: Sides, seconds: float, rounds: tuple[int, int]) -> dict[str, list[float]]:
     """Seconds per call of each side, one for each round."""
-    for _ in range(2):  # warm-up; the second time is as long as the others
-        taken = {name: once(side) for name, side in sides.items()}
+    taken = {name: once(side) for name, side in sides.items()}  # warm: they agreed before
     calls = max(1, round(SHORTEST / min(taken.values())))
     names = list(sides)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -298,13 +297,13 @@ def line(entry: dict[str, Any]) -> str:
         if name not in ("ours", "trl")
     )
     return (
-        f"  {size!s:32}{milliseconds(ours):>10}{milliseconds(theirs):>10}  {around:24}"
+        f"  {size!s:32}{clock(ours['seconds']):>10}{clock(theirs['seconds']):>10}  {around:24}"
         f"{ratio['of_best']:8.2f}{ours['memory_ratio']:14.2f}  {others}"
     )
 
 
-def milliseconds(side: dict[str, Any]) -> str:
-    return f"{1e3 * side['seconds']:.3g} ms"
+def clock(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
@@ -392,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan(
         threads=options.threads,
         seconds=options.seconds or (0.3 if options.quick else 1.5),
-        rounds=(5, 60),
+        rounds=(3, 60),
         largest=options.largest or (2**20 if options.quick else None),
         resident=not options.quick,
         only=options.only,

@@ -142,7 +142,7 @@ def test_sides_take_turns_as_often_as_each_other() -> None:
     sides = cases.Sides({name: side(name) for name in ("ours", "trl", "bare")})
     times = costs.time_sides(sides, seconds=0.0, rounds=(5, 60))
     assert {len(values) for values in times.values()} == {5}
-    rounds = [tuple(seen[start : start + 3]) for start in range(6, len(seen), 3)]
+    rounds = [tuple(seen[start : start + 3]) for start in range(3, len(seen), 3)]
     assert len(rounds) == 5
     assert all(sorted(each) == ["bare", "ours", "trl"] for each in rounds)
     assert len({each[0] for each in rounds}) > 1  # no side is always the first
@@ -188,7 +188,7 @@ def test_what_the_command_writes_and_shows(tmp_path: Path) -> None:
     (entry,) = found["comparisons"]
     assert entry["case"] == "KL, k3"
     assert entry["size"] == {"rows": 8, "tokens": 32, "dtype": "float32"}
-    assert entry["rounds"] >= 5
+    assert entry["rounds"] >= 3
     for side in ("ours", "trl"):
         numbers = entry["sides"][side]
         assert numbers["computes"]
