@@ -8,13 +8,15 @@ operation to the next.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlcore.objectives._checks import check_number, describe, is_dense, to_float
+
+Function = TypeVar("Function", bound=Callable)
 
 SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -156,7 +158,7 @@ def _within_range(
     return result, scale
 
 
-def _without_autocast(function: Callable) -> Callable:
+def _without_autocast(function: Function) -> Function:
     """Autocast would have some of the arithmetic done in half precision."""
 
     @functools.wraps(function)
@@ -164,7 +166,7 @@ def _without_autocast(function: Callable) -> Callable:
         with torch.autocast(values.device.type, enabled=False):
             return function(ctx, values, *rest)
 
-    return wrapped
+    return cast(Function, wrapped)
 
 
 def _rows(logits: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from rlcore.objectives import (
     token_logprobs,
 )
 
-settings.register_profile("rlcore", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("rlcore", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("rlcore")
 
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30)
@@ -105,7 +105,7 @@ def with_all_terms(batch: dict[str, Tensor], rows: Any = slice(None)) -> dict[st
 
 @every_combination
 @given(batch=responses())
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_at_the_first_step_nothing_is_clipped(choices: dict, batch: dict) -> None:
     """All ratios are exactly 1, in every dtype; so is the weight of "gamma"."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -121,7 +121,7 @@ def test_at_the_first_step_nothing_is_clipped(choices: dict, batch: dict) -> Non
 @every_aggregation
 @every_combination
 @given(batch=responses())
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_at_the_first_step_every_surrogate_is_reinforce(
     how: str, choices: dict, batch: dict
 ) -> None:
@@ -146,7 +146,7 @@ def test_at_the_first_step_every_surrogate_is_reinforce(
 @every_aggregation
 @every_combination
 @given(batch=responses(), garbage=st.sampled_from(GARBAGE), data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_padding_may_hold_anything(
     how: str, choices: dict, batch: dict, garbage: float, data: st.DataObject
 ) -> None:
@@ -236,7 +236,7 @@ def test_padding_of_the_smaller_functions(batch: dict, garbage: float) -> None:
 @every_aggregation
 @every_combination
 @given(batch=responses(), data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_rows_left_out_are_as_if_they_were_not_there(
     how: str, choices: dict, batch: dict, data: st.DataObject
 ) -> None:
@@ -279,7 +279,7 @@ def test_rows_left_out_are_as_if_they_were_not_there(
 @every_aggregation
 @every_combination
 @given(batch=responses(), shuffle=st.randoms(use_true_random=False))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_the_order_of_the_rows_means_nothing(
     how: str, choices: dict, batch: dict, shuffle: Any
 ) -> None:
@@ -308,7 +308,7 @@ def test_the_order_of_the_rows_means_nothing(
 @every_aggregation
 @every_combination
 @given(batch=responses(), data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_the_parts_of_a_step_add_up_to_the_whole(
     how: str, choices: dict, batch: dict, data: st.DataObject
 ) -> None:
@@ -399,7 +399,7 @@ def test_k3_of_two_policies_that_nearly_agree(gap: float) -> None:
 @every_aggregation
 @every_combination
 @given(batch=responses(), name=st.sampled_from(KL_ESTIMATORS), weighted=st.booleans())
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_the_kl_term_is_averaged_as_the_gain_is(
     how: str, choices: dict, batch: dict, name: str, weighted: bool
 ) -> None:
@@ -868,7 +868,7 @@ def test_the_dtype_of_losses(dtype: torch.dtype) -> None:
 
 @every_combination
 @given(batch=responses())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_half_precision_inputs_are_computed_in_float32(choices: dict, batch: dict) -> None:
     """The loss of bfloat16 log-probs is that of the same numbers in float32, bit for bit."""
     new, old = batch["new"].bfloat16(), batch["old"].bfloat16()
