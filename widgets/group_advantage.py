@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import traitlets
 
-from rlcore.objectives import group_advantages
+from rlcore.objectives import equal_groups, group_advantages
 from widgets.base import TeachingWidget, check_choice, check_numbers, module_text, signed
 
 LEAST, MOST = 2, 64
@@ -37,7 +37,7 @@ class GroupAdvantage(TeachingWidget):
         group = torch.tensor(check_numbers("rewards", rewards, LEAST, MOST), dtype=torch.float64)
         one_prompt = torch.zeros(len(group), dtype=torch.long)
         advantages = group_advantages(group, one_prompt, scale="group", ddof=ddof, eps=0.0)
-        equal = bool((group == group[0]).all())
+        equal = bool(equal_groups(group, one_prompt).equal.all())
         # Scaled by a power of two, which changes no digit: squares of huge rewards would overflow.
         scale = 2.0 ** (math.frexp(group.abs().max().item())[1] - 1)
         std = 0.0 if equal else (group / scale).std(correction=ddof).item() * scale

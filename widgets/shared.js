@@ -205,7 +205,9 @@ function groupStatistics(rewards, ddof) {
   const limit = Number.MAX_VALUE / (4 * rewards.length); // no sum overflows: rlcore's limit
   demand(rewards.every((reward) => Math.abs(reward) <= limit), `rewards must be at most ${limit}`);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  if (rewards.every((reward) => reward === rewards[0]))
+  const largest = Math.max(...rewards.map(Math.abs));
+  // equal up to the rounding of a sum, as rlcore says it: 0.1 + 0.2 is 0.3
+  if (Math.max(...rewards) - Math.min(...rewards) <= 8 * Number.EPSILON * largest)
     return { mean, std: 0, advantages: rewards.map(() => 0), equal: true };
   // Deviations are scaled before they are squared: huge or tiny rewards neither overflow nor vanish.
   const deviations = rewards.map((reward) => reward - mean);
