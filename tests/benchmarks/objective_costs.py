@@ -56,18 +56,16 @@ class Plan:
     resident: bool = True
     only: str = ""
 
-    def sizes(self, case: Case, memory: int) -> list[Size]:
-        """The sizes of a case that are asked for and fit into half of the memory."""
-        fit = [size for size in case.sizes if needed_bytes(size) < memory / 2]
-        if self.largest is not None:
-            small = [size for size in fit if size.elements() <= self.largest]
-            fit = small or case.sizes[:1]  # type: ignore[assignment]
-        return fit
+    def sizes(self, case: Case) -> list[Size]:
+        """The sizes of a case that are asked for: at least its first."""
+        if self.largest is None:
+            return list(case.sizes)
+        small = [size for size in case.sizes if size.elements() <= self.largest]
+        return small or [case.sizes[0]]
 
     def comparisons(self) -> list[tuple[Case, Size]]:
-        memory = memory_free()
         cases = [case for case in CASES if self.only.lower() in case.name.lower()]
-        return [(case, size) for case in cases for size in self.sizes(case, memory)]
+        return [(case, size) for case in cases for size in self.sizes(case)]
 
 
 # ---- one side
@@ -324,7 +322,8 @@ def memory_free() -> int:
 def run(plan: Plan, path: Path, say: Callable[[str], None]) -> int:
     """All comparisons; the exit status."""
     wanted = plan.comparisons()
-    results = {**surroundings(plan), "complete": False, "failed": [], "comparisons": []}
+    results = {**surroundings(plan), "complete": False, "left_out": [], "failed": []}
+    results["comparisons"] = []
     context = start_method()
     last = None
     say(f"{results['cpu']}, {plan.threads} threads; sizes: rows x tokens (x vocabulary)")
@@ -334,6 +333,10 @@ def run(plan: Plan, path: Path, say: Callable[[str], None]) -> int:
             if case.name != last:
                 say(case.name)
                 last = case.name
+            if needed_bytes(size) > memory_free() / 2:
+                results["left_out"].append({"case": case.name, "size": str(size)})
+                say(f"  {size!s:32}left out: this machine has too little free memory now")
+                continue
             progress(f"{number}/{len(wanted)} {size}")
             try:
                 found = in_a_process(context, plan, "measure", case.name, size, plan)

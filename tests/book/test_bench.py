@@ -160,14 +160,15 @@ def test_ratios_are_taken_within_a_round() -> None:
     }
 
 
-def test_sizes_that_do_not_fit_are_left_out() -> None:
-    plan = costs.Plan(threads=1, seconds=0.0, rounds=(5, 5))
-    case = cases.LOGITS[0]
-    assert plan.sizes(case, memory=2**50) == list(case.sizes)
-    needed = cases.needed_bytes(case.sizes[1])
-    assert plan.sizes(case, memory=2 * needed + 2) == [
-        size for size in case.sizes if cases.needed_bytes(size) <= needed
-    ]
+def test_sizes_up_to_a_limit() -> None:
+    case = cases.POLICY[0]
+
+    def sizes(largest: int | None) -> list[cases.Size]:
+        return costs.Plan(threads=1, seconds=0.0, rounds=(3, 3), largest=largest).sizes(case)
+
+    assert sizes(None) == list(case.sizes)
+    assert sizes(case.sizes[1].elements()) == list(case.sizes[:2])
+    assert sizes(1) == [case.sizes[0]]  # something is always measured
 
 
 # ---- the command
@@ -284,6 +285,20 @@ def test_a_comparison_that_fails_does_not_stop_the_others(
     assert [entry["case"] for entry in found["failed"]] == ["GRPO loss"]
     assert len(found["comparisons"]) == len(plan().comparisons()) - 1
     assert any("failed: the sides disagree" in text for text in shown)
+
+
+def test_what_does_not_fit_into_memory_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "memory_free", lambda: 0)
+    monkeypatch.setattr(costs, "in_a_process", lambda *_: pytest.fail("measured"))
+    shown: list[str] = []
+    path = tmp_path / "costs.json"
+    assert costs.run(plan(), path, shown.append) == 0
+    found = json.loads(path.read_text("utf-8"))
+    assert len(found["left_out"]) == len(plan().comparisons())
+    assert found["left_out"][0] == {"case": "GRPO loss", "size": "8 x 32"}
+    assert sum("left out" in text for text in shown) == len(found["left_out"])
 
 
 def test_a_process_that_dies_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
