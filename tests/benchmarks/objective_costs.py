@@ -282,6 +282,15 @@ HEADER = (
     f"{'memory / TRL':>14}  other sides, of best"
 )
 
+LEGEND = """\
+  time / TRL: in each round all sides take a turn; the median over rounds of rlcore's time over
+    TRL's, with its smallest and largest. Below 1, rlcore is quicker. The two columns before it are
+    medians of their own. A wide range tells of a busy machine: then look at "of best", the ratio of
+    the quickest rounds.
+  memory / TRL: of the most bytes that torch holds at one moment, the gradient included.
+  rlcore + TRL's statistics: as many numbers for the log as TRL computes; formula: plain torch,
+    without checks, on the same tensors."""
+
 
 def line(entry: dict[str, Any]) -> str:
     """A line of the table on the screen."""
@@ -327,6 +336,7 @@ def run(plan: Plan, path: Path, say: Callable[[str], None]) -> int:
     context = start_method()
     last = None
     say(f"{results['cpu']}, {plan.threads} threads; sizes: rows x tokens (x vocabulary)")
+    say(LEGEND)
     say(HEADER)
     try:
         for number, (case, size) in enumerate(wanted, 1):
@@ -373,7 +383,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m book bench", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="small tables only, under a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="small tables and few rounds, about a minute"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of torch")
     parser.add_argument("--seconds", type=float, help="for a comparison, repetitions of all sides")
     parser.add_argument("--largest", type=int, help="leave out tables of more elements")
