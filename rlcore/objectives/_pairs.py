@@ -30,9 +30,9 @@ def read_scores(
 
 def check_size(name: str, values: Tensor, where: str = "") -> None:
     """ValueError for rows of (B,) that are not finite, or so large that a loss would overflow."""
-    bad = ~(values.abs() <= MAX_SCORE)
-    if bad.any():
-        row = int(bad.nonzero()[0])
+    low, high = (end.item() for end in values.detach().aminmax())  # NaN, both, if one is
+    if not (low >= -MAX_SCORE and high <= MAX_SCORE):
+        row = int((~(values.abs() <= MAX_SCORE)).nonzero()[0])
         raise ValueError(
             f"{name} must be finite and at most {MAX_SCORE:g} in size{where}; got "
             f"{values[row].item():g} in row {row}"
@@ -67,6 +67,6 @@ def log_sigmoid_loss(margin: Tensor) -> Tensor:
     return -F.logsigmoid(margin)
 
 
-def mean_of(values: Tensor, kept: Tensor) -> Tensor:
-    """The mean over the rows that are kept, without gradient; 0 where there is none."""
-    return torch.where(kept, values.detach(), 0.0).sum() / kept.sum().clamp(min=1)
+def mean_of(values: Tensor, kept: Tensor, count: Tensor) -> Tensor:
+    """The mean over the ``count`` rows that are kept, without gradient; 0 where there is none."""
+    return torch.where(kept, values.detach(), 0.0).sum() / count.clamp(min=1)

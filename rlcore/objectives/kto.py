@@ -130,8 +130,8 @@ def _statistics(rewards: Tensor, logps: Tensor, good: Tensor, bad: Tensor) -> di
     stats = {}
     for name, rows in (("chosen", good), ("rejected", bad)):
         if rows.any():
-            stats[f"rewards/{name}"] = mean_of(rewards, rows)
-            stats[f"logps/{name}"] = mean_of(logps, rows)
+            stats[f"rewards/{name}"] = mean_of(rewards, rows, rows.sum())
+            stats[f"logps/{name}"] = mean_of(logps, rows, rows.sum())
     if good.any() and bad.any():
         stats["rewards/margins"] = stats["rewards/chosen"] - stats["rewards/rejected"]
     return stats

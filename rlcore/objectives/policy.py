@@ -207,8 +207,11 @@ def _per_token(advantages: Tensor, slots: Slots) -> Tensor:
             f"{describe(advantages)}"
         )
     if advantages.dim() == 1:  # one a response: no need to write it out for each token
-        advantages, mask = advantages[:, None], slots.lengths[:, None] > 0
-    return read_tokens("advantages", advantages, mask).to(slots.real.dtype).detach()
+        real = slots.lengths[:, None].clamp(max=1)
+        values = read_tokens("advantages", advantages[:, None], real.bool(), real)
+    else:
+        values = read_tokens("advantages", advantages, mask, slots.real)
+    return values.to(slots.real.dtype).detach()
 
 
 def _ends(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
+    as_numbers,
     check_choice,
     check_number,
     describe,
@@ -112,16 +113,16 @@ def preference_loss(
     smooth = smoothing_function(smoothing, label_smoothing)
     weight = check_number("weight", weight, at_least=0, at_most=MAX_FACTOR)
     nll_coef = check_number("nll_coef", nll_coef, at_least=0, at_most=MAX_FACTOR)
-    masks = _read_masks(chosen_mask, rejected_mask, allow_empty)
+    masks, kept = _read_masks(chosen_mask, rejected_mask, allow_empty)
+    count = kept.sum()
     policy = {"chosen_logprobs": chosen_logprobs, "rejected_logprobs": rejected_logprobs}
     reference = (ref_chosen_logprobs, ref_rejected_logprobs)
     (chosen, rejected), logps = _scores(score, policy, reference, masks)
 
-    kept, difference = masks[0].any(dim=1), chosen - rejected
-    price = torch.where(kept, smooth(loss_of(difference), loss_of(-difference)), 0.0)
+    price = torch.where(kept, smooth(loss_of, chosen - rejected), 0.0)
     tokens = _read_tokens_of_step(nll_coef, masks[0], total, token_total)
-    loss = weight * price.sum() / read_divisor(total, int(kept.sum()), "pairs")
-    stats = _statistics(score, beta, (chosen, rejected), logps, kept)
+    loss = weight * price.sum() / read_divisor(total, int(count), "pairs")
+    stats = _statistics(score, beta, (chosen, rejected), logps, kept, count)
     if nll_coef > 0:
         nll, stats["nll_loss"] = _likelihood(chosen_logprobs, masks[0], tokens)
         loss = loss + nll_coef * nll
@@ -145,20 +146,25 @@ def link_function(link: str, beta: float, gamma: float) -> Callable[[Tensor], Te
 
 def smoothing_function(
     smoothing: str, label_smoothing: float
-) -> Callable[[Tensor, Tensor], Tensor]:
-    r"""$\ell(h), \ell(-h) \mapsto$ the loss when labels may err, the second that of the pair the
-    other way round.  ValueError as ``preference_loss``."""
+) -> Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]:
+    r"""$\ell, h \mapsto$ the loss when labels may err, of $\ell(h)$ and $\ell(-h)$, that of the
+    pair the other way round.  ValueError as ``preference_loss``."""
     check_choice("smoothing", smoothing, SMOOTHINGS)
     wrong = check_number("label_smoothing", label_smoothing, at_least=0, at_most=0.5)
+    if wrong == 0:
+        return lambda loss, h: loss(h)
     if smoothing == "conservative":
-        return lambda right, flipped: (1 - wrong) * right + wrong * flipped
+        return lambda loss, h: (1 - wrong) * loss(h) + wrong * loss(-h)
     if wrong == 0.5:
         raise ValueError('label_smoothing must be below 0.5 with smoothing="robust"; got 0.5')
-    return lambda right, flipped: ((1 - wrong) * right - wrong * flipped) / (1 - 2 * wrong)
+    return lambda loss, h: ((1 - wrong) * loss(h) - wrong * loss(-h)) / (1 - 2 * wrong)
 
 
-def _read_masks(chosen_mask: Tensor, rejected_mask: Tensor, allow_empty: bool) -> list[Tensor]:
-    """Both masks, empty on both sides where a pair misses one of its answers."""
+def _read_masks(
+    chosen_mask: Tensor, rejected_mask: Tensor, allow_empty: bool
+) -> tuple[list[Tensor], Tensor]:
+    """Both masks, empty on both sides where a pair misses one of its answers, and which pairs do
+    not, (B,)."""
     chosen = read_mask(chosen_mask, name="chosen_mask", allow_empty=allow_empty)
     rejected = read_mask(rejected_mask, name="rejected_mask", allow_empty=allow_empty)
     if len(chosen) != len(rejected):
@@ -169,8 +175,10 @@ def _read_masks(chosen_mask: Tensor, rejected_mask: Tensor, allow_empty: bool) -
         raise ValueError(
             f"rejected_mask must be on {chosen.device}, as chosen_mask; got {rejected.device}"
         )
-    kept = (chosen.any(dim=1) & rejected.any(dim=1))[:, None]
-    return [chosen & kept, rejected & kept]
+    if not allow_empty:
+        return [chosen, rejected], chosen.new_ones(len(chosen))
+    kept = chosen.any(dim=1) & rejected.any(dim=1)
+    return [chosen & kept[:, None], rejected & kept[:, None]], kept
 
 
 def _scores(
@@ -194,7 +202,9 @@ def _score(
     score: str, name: str, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What the responses of one side score, (B,), and the log-probs to report for them, (B,)."""
-    values, lengths = read_tokens(name, logprobs, mask), mask.sum(dim=1).clamp(min=1)
+    wide = isinstance(logprobs, Tensor) and logprobs.dtype == torch.float64
+    real = as_numbers(mask, torch.float64 if wide else torch.float32)
+    values = read_tokens(name, logprobs, mask, real)
     logps = values.sum(dim=1)
     check_size(name, logps, " when summed over a response")
     if score in ("logprob_mean", "log_odds"):
@@ -203,13 +213,19 @@ def _score(
                 f'ref_{name} must be None with score="{score}", which has no reference; got '
                 f"{describe(ref_logprobs)}"
             )
-        mean = logps / lengths
+        mean = logps / _lengths(mask)
         return (mean if score == "logprob_mean" else _log_odds(name, mean)), mean
     if ref_logprobs is None:
         raise ValueError(f'ref_{name} must be given with score="{score}"; got None')
-    log_ratio = (values - read_tokens(f"ref_{name}", ref_logprobs, mask).detach()).sum(dim=1)
+    reference = read_tokens(f"ref_{name}", ref_logprobs, mask, real).detach()
+    log_ratio = (values - reference).sum(dim=1)
     check_size(f"ref_{name}", log_ratio, " when the log-ratio is summed over a response")
-    return (log_ratio if score == "log_ratio_sum" else log_ratio / lengths), logps
+    return (log_ratio if score == "log_ratio_sum" else log_ratio / _lengths(mask)), logps
+
+
+def _lengths(mask: Tensor) -> Tensor:
+    """The tokens of each response, (B,), to divide by."""
+    return mask.sum(dim=1).clamp(min=1)
 
 
 def _log_odds(name: str, mean: Tensor) -> Tensor:
@@ -229,6 +245,8 @@ def _log_odds(name: str, mean: Tensor) -> Tensor:
 
 def _read_tokens_of_step(nll_coef: float, mask: Tensor, total: Any, token_total: Any) -> int:
     """What the likelihood is divided by: the chosen responses' tokens, of the whole step."""
+    if nll_coef == 0 and token_total is None:  # nothing to divide, nothing to check
+        return 1
     tokens = read_divisor(token_total, int(mask.sum()), "tokens", "token_total")
     if nll_coef > 0:
         check_counts(total=total, token_total=token_total)
@@ -247,20 +265,21 @@ def _statistics(
     scores: tuple[Tensor, Tensor],
     logps: tuple[Tensor, Tensor],
     kept: Tensor,
+    count: Tensor,
 ) -> dict[str, Tensor]:
     """Under TRL's names; scores and log-probs of both sides, (B,) each."""
     chosen, rejected = (beta * side for side in scores)
     stats = {
-        "rewards/chosen": mean_of(chosen, kept),
-        "rewards/rejected": mean_of(rejected, kept),
-        "rewards/accuracies": mean_of((chosen > rejected).to(chosen.dtype), kept),
-        "rewards/margins": mean_of(chosen - rejected, kept),
-        "logps/chosen": mean_of(logps[0], kept),
-        "logps/rejected": mean_of(logps[1], kept),
-        "pairs_skipped": (~kept).sum(),
+        "rewards/chosen": mean_of(chosen, kept, count),
+        "rewards/rejected": mean_of(rejected, kept, count),
+        "rewards/accuracies": mean_of((chosen > rejected).to(chosen.dtype), kept, count),
+        "rewards/margins": mean_of(chosen - rejected, kept, count),
+        "logps/chosen": mean_of(logps[0], kept, count),
+        "logps/rejected": mean_of(logps[1], kept, count),
+        "pairs_skipped": len(kept) - count,
     }
     if score == "log_odds":
         ratio = scores[0] - scores[1]
-        stats["log_odds_chosen"] = mean_of(ratio, kept)
-        stats["log_odds_ratio"] = mean_of(-log_sigmoid_loss(ratio), kept)
+        stats["log_odds_chosen"] = mean_of(ratio, kept, count)
+        stats["log_odds_ratio"] = mean_of(-log_sigmoid_loss(ratio), kept, count)
     return stats
