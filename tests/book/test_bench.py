@@ -114,18 +114,34 @@ def test_gradients_count_and_are_not_left_behind() -> None:
     assert leaf.grad is None
 
 
+RESIDENT = """
+import torch
+from objective_cases import Case, Sides, Size
+from objective_costs import resident
+
+def make(size):
+    return Sides(ours=lambda: (torch.ones(size.elements()),))
+
+
+case = Case("one table", {"ours": "ones"}, make, ())
+print(resident(case, Size(2, 2**23), "ours"))
+"""
+
+
 def test_resident_memory_sees_what_a_call_takes() -> None:
+    """In a process of its own: one that has done much reuses what it once gave back."""
     if costs.resident_now()[0] is None:
         pytest.skip("this system does not tell")
-    room = 2**26
-
-    def make(size: cases.Size) -> cases.Sides:
-        return cases.Sides(ours=lambda: (torch.ones(size.elements()),))
-
-    case = cases.Case("one table", {"ours": "ones"}, make, ())
-    grown = costs.resident(case, cases.Size(2, room // 8), "ours")
-    assert grown is not None
-    assert 0.9 * room < grown < 2 * room
+    paths = os.pathsep.join([str(FOLDER), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    table = 4 * 2 * 2**23
+    assert 0.9 * table < int(done.stdout) < 2 * table
 
 
 def test_sides_take_turns_as_often_as_each_other() -> None:
