@@ -224,12 +224,17 @@ class _Groups(NamedTuple):
 
     table: Tensor  # (P, G) float64: a line per prompt, its rewards ascending, then NaN (none)
     names: Tensor  # (P,) the prompts' ids, ascending
-    cell: tuple[Tensor, Tensor]  # line and column of every row of the batch
+    line: Tensor  # (B,) of every row of the batch, and
+    place: Tensor  # (B,) its cell, counted through the table line by line
     dtype: torch.dtype  # of a result
 
+    def cells(self, table: Tensor) -> Tensor:
+        """What such a table holds for the rows of the batch."""
+        return table.reshape(-1).index_select(0, self.place)
+
     def rows(self, table: Tensor) -> Tensor:
-        """What such a table says about the rows of the batch."""
-        return table[self.cell].to(self.dtype)
+        """The same as a result."""
+        return self.cells(table).to(self.dtype)
 
 
 def _by_prompt(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> _Groups:
@@ -240,19 +245,26 @@ def _by_prompt(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> _Groups:
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     _check_size("rewards", values, dtype)
     ids = _read_ids(group_ids, values)
-    names, line, size = ids.unique(return_inverse=True, return_counts=True)
-    if (size == 1).any():
+    ascending = bool((ids[1:] >= ids[:-1]).all())  # as most batches are: then nothing is sorted
+    find = torch.unique_consecutive if ascending else torch.unique
+    names, line, size = find(ids, return_inverse=True, return_counts=True)
+    smallest, largest = (int(end) for end in size.aminmax())
+    if smallest == 1:
         lone = names[size == 1][0].item()
         raise ValueError(
             f"group_ids: every group needs at least 2 rows to be compared; got 1 of group {lone}"
         )
-    place = _inverse(line.argsort(stable=True))  # line by line, in the order of the batch
-    column = place - (size.cumsum(dim=0) - size)[line]  # counted from where its line starts
-    table = values.new_full((len(names), int(size.max())), math.nan, dtype=torch.float64)
-    table[line, column] = values.double()
+    place = torch.arange(len(ids), device=ids.device)  # line by line, in the order of the batch
+    if not ascending:
+        place = _inverse(line.argsort(stable=True))
+    if smallest < largest:  # past the NaN that fill up the lines before
+        place = place + ((largest - size).cumsum(dim=0) - (largest - size))[line]
+    table = values.new_full((len(names), largest), math.nan, dtype=torch.float64)
+    table.view(-1).index_copy_(0, place, values.double())
     table, order = table.sort(dim=1, stable=True)  # NaN comes last
     table = _without_rounding(table, _rounding(values.dtype))
-    return _Groups(table, names, (line, _inverse(order)[line, column]), dtype)
+    column = _inverse(order).view(-1).index_select(0, place)
+    return _Groups(table, names, line, line * largest + column, dtype)
 
 
 def _without_rounding(table: Tensor, tolerance: float) -> Tensor:
@@ -315,29 +327,31 @@ def _lift(table: Tensor) -> Tensor:
     return torch.where(largest < 2.0**-500, torch.full_like(largest, 2.0**500), 1.0)
 
 
-def _centre(table: Tensor) -> Tensor:
+def _centre(table: Tensor, count: Tensor | None = None) -> Tensor:
     """R^(g) - mean R of its line; 0 where there is no reward.
 
     Rewards are measured from the lowest of their line (the first) before the mean is taken.  That
     changes no difference, keeps small ones exact, and makes an all-equal line a line of zeros,
     whatever rounding would do to its mean."""
     above = table - table[:, :1]
-    mean = above.nansum(dim=1, keepdim=True) / _count(table).clamp(min=1)
-    return torch.where(table.isnan(), 0.0, above - mean)
+    count = _count(table) if count is None else count
+    mean = above.nansum(dim=1, keepdim=True) / count.clamp(min=1)
+    return (above - mean).nan_to_num(nan=0.0)
 
 
 def _z_scores(table: Tensor, compared: Tensor, ddof: int, eps: float) -> Tensor:
     """(R^(g) - mean R) / (std + eps), the std being that of ``compared``, the table or one line."""
-    lift = _lift(compared)
-    centred = _centre(table * lift)
-    deviation = centred if compared is table else _centre(compared * lift)
-    std = _spread(deviation, _count(compared), ddof)
-    return torch.where(centred == 0, 0.0, centred / (std + eps * lift))
+    lift, count = _lift(compared), _count(compared)
+    deviation = _centre(compared * lift, count)
+    centred = deviation if compared is table else _centre(table * lift)
+    std = _spread(deviation, count, ddof)
+    return (centred / (std + eps * lift)).nan_to_num(nan=0.0)  # 0 / 0 where all are equal
 
 
 def _std(table: Tensor, ddof: int) -> Tensor:
     """The std of each line, (P, 1)."""
-    return _spread(_centre(table), _count(table), ddof)
+    count = _count(table)
+    return _spread(_centre(table, count), count, ddof)
 
 
 def _spread(deviation: Tensor, count: Tensor, ddof: int) -> Tensor:

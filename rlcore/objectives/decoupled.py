@@ -92,7 +92,7 @@ def decoupled_advantages(
 def _compare(rewards: Tensor, group_ids: Tensor | Sequence[int], ddof: int, eps: float) -> Tensor:
     """``group_advantages`` of one reward, in float64 whatever its dtype."""
     groups = _by_prompt(rewards, group_ids)
-    return _z_scores(groups.table, groups.table, ddof, eps)[groups.cell]
+    return groups.cells(_z_scores(groups.table, groups.table, ddof, eps))
 
 
 def _scale(total: Tensor, known: Tensor, count: Tensor | None, ddof: int, eps: float) -> Tensor:

@@ -34,7 +34,7 @@ def informative_rows(
     """
     limit = None if wanted is None else check_count("wanted", wanted, at_least=0)
     groups = _by_prompt(rewards, group_ids)
-    line, _ = groups.cell
+    line = groups.line
     rows = (_centre(groups.table) != 0).any(dim=1)[line]
     if limit is None:
         return rows

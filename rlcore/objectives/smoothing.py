@@ -89,8 +89,8 @@ def smoothed_advantages(
     ddof = check_ddof(ddof)
     given = read_rewards(rewards)
     groups = _by_prompt(given, group_ids)
-    table, prompts, line = groups.table, groups.names.long(), groups.cell[0]
-    values = table[groups.cell]
+    table, prompts, line = groups.table, groups.names.long(), groups.line
+    values = groups.cells(table)
     _check_size(given)
     past = _read_history(history, values.device)
     visited = ~table.isnan().all(dim=1)
@@ -105,7 +105,7 @@ def smoothed_advantages(
     least = (_rounding(given.dtype) * largest).square().clamp(min=MIN_VARIANCE)
     variance = torch.where(variance < least, 0.0, variance)
 
-    new = _z_scores(table, table, ddof, 0.0)[groups.cell]
+    new = groups.cells(_z_scores(table, table, ddof, 0.0))
     std = torch.where(variance > 0, variance, torch.inf).sqrt()  # a term without spread counts 0
     total = ((values - mean[line]) / std[line]).nan_to_num(0.0)  # and so does a missing reward
     total = torch.where(visit[line] == 1, new, total)

@@ -67,8 +67,10 @@ def test_shuffling_the_rows_shuffles_the_advantages(name: str, batch: Any, shuff
     rewards, ids = batch
     order = list(range(len(rewards)))
     shuffle.shuffle(order)
+    by_prompt = ids.argsort(stable=True)  # ids that ascend are not sorted
     straight = ESTIMATORS[name](rewards, ids)
-    assert torch.equal(ESTIMATORS[name](rewards[order], ids[order]), straight[order])
+    for rows in (torch.tensor(order), by_prompt, by_prompt.flip(0)):
+        assert torch.equal(ESTIMATORS[name](rewards[rows], ids[rows]), straight[rows])
 
 
 @every_estimator
