@@ -245,7 +245,9 @@ class _Entropy(torch.autograd.Function):
         def compute(scale: _Scale) -> Tensor:
             result = _rows(logits)
             for part, table in _slices(logits):
-                below, probabilities, top = _from_the_top(_wide(table, part, scale))
+                scores = _wide(table, part, scale)
+                spare = scores.dtype != logits.dtype
+                below, probabilities, top = _from_the_top(scores, spare=spare)
                 # log p_v = log p_top + below_v, so H = -log p_top - sum_v p_v below_v: no term < 0
                 result[part] = torch.linalg.vecdot(probabilities, below).add_(top).neg_()
             return result
@@ -261,7 +263,8 @@ class _Entropy(torch.autograd.Function):
         logits, total = ctx.saved_tensors
 
         def change(scores: Tensor, entropy: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
-            below, probabilities, top = _from_the_top(scores, out)
+            spare = scores.dtype != logits.dtype
+            below, probabilities, top = _from_the_top(scores, out, spare=spare)
             # dH/dz_v = -p_v (log p_v + H)
             surprise = below.add_((top + entropy)[:, None])
             return probabilities.mul_(surprise).mul_(-push)
@@ -269,11 +272,15 @@ class _Entropy(torch.autograd.Function):
         return _gradient(logits, total, gradient, ctx.scale, change), None
 
 
-def _from_the_top(scores: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _from_the_top(
+    scores: Tensor, out: Tensor | None = None, *, spare: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Of scores (n, V): how far each lies below the row's largest, softmax, and the largest's
     log-prob (n,).  No exp or log per word but that of softmax itself, which is the cost of it.
-    The distance is kept finite, so that 0 log 0 is 0 for a score of -inf."""
-    below = scores - scores.amax(dim=-1, keepdim=True)
+    The distance is kept finite, so that 0 log 0 is 0 for a score of -inf.  ``spare`` scores, a copy
+    that nobody else reads, make room for it."""
+    top = scores.amax(dim=-1, keepdim=True)
+    below = torch.sub(scores, top, out=scores if spare else None)
     below.clamp_(min=torch.finfo(below.dtype).min)
     probabilities = torch.softmax(below, dim=-1, out=out)
     return below, probabilities, probabilities.amax(dim=-1).log_()
