@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import math
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from rlcore import models
 from rlcore.preferences import (
@@ -32,7 +37,7 @@ from rlcore.training import (
     train_preference,
     train_reward_model,
 )
-from rlcore.training.pairs import batch_order
+from rlcore.training.pairs import batch_order, encode_pairs
 from rlcore.training.preference import mismatched
 
 SETTINGS = {
@@ -386,3 +391,28 @@ def test_a_recipe_holds_arguments_of_the_loops() -> None:
     for name in ("reward_learning_rate", "preference_learning_rate"):
         with pytest.raises(ValueError, match=f"{name}: found 0"):
             recipe("reviews", **{name: 0})
+
+
+def test_case_a31_a_token_merges_across_the_end_of_the_prompt() -> None:
+    """Prompt and answer are tokenised apart, so that both answers follow the same prompt."""
+    cases = json.loads((Path(__file__).parents[1] / "data" / "cases.json").read_text("utf-8"))
+    case = next(case for case in cases if case["id"] == "A31")
+    given, expected = case["input"], case["expected"]
+    merges = [tuple(merge) for merge in given["merges"]]
+    words = {**given["toy_BPE_vocab"], "<pad>": 5, "<eos>": 6}
+    model = Tokenizer(BPE(vocab=words, merges=merges))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model, pad_token="<pad>", eos_token="<eos>"
+    )
+    prompt, chosen, rejected = given["prompt"], given["chosen"], given["rejected"]
+    assert tokenizer(prompt + chosen)["input_ids"] == [0, 4]  # the merge that cuts would miss
+    pairs = PreferencePairs((prompt,), (chosen,), (rejected,))
+    rows = encode_pairs(tokenizer, pairs, torch.device("cpu"))
+    wanted = expected["safe_option_1"]
+    for row, answer in enumerate(("chosen", "rejected")):
+        ids = rows.ids[row, : rows.lengths[row]].tolist()
+        assert ids == [*wanted["prompt"], *wanted[answer], tokenizer.eos_token_id]
+        learned = rows.ids[row, 1:][rows.mask[row]].tolist()
+        assert learned == [*wanted[answer], tokenizer.eos_token_id]
+        text = tokenizer.decode(ids[:-1]).replace(" ", "")
+        assert text == prompt + given[answer]
