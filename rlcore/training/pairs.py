@@ -5,18 +5,96 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
+from rlcore.devices import choose_device
 from rlcore.models import encode, evaluating
 from rlcore.objectives.logprobs import token_logprobs
+from rlcore.preferences import Method
 from rlcore.tasks import PreferencePairs
 from rlcore.training.loop import NonFiniteError, apply_gradient
 
 Objective = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A checked run over pairs, ready to begin."""
+
+    optimizer: torch.optim.Optimizer
+    settings: dict[str, Any]  # what the record says
+    rate: Callable[[int], float]  # the learning rate of a step
+
+
+def prepare(
+    model: Any,
+    pairs: PreferencePairs,
+    method: Method,
+    *,
+    steps: int,
+    batch_size: int,
+    micro_batch_size: int | None,
+    learning_rate: float,
+    final_learning_rate: float,
+    max_grad_norm: float,
+    held_out: PreferencePairs | None,
+    seed: int,
+    evaluate_every: int,
+    checkpoint_every: int,
+    out: Any,
+    resume: bool,
+    device: Any,
+) -> Setup:
+    """Check the arguments that the loops over pairs share (ValueError), move the model to its
+    device and make its optimizer (AdamW, betas 0.9, 0.99, no weight decay)."""
+    check_pairs(pairs, batch_size, held_out)
+    rows = 1 if micro_batch_size is None else micro_batch_size
+    check_whole(1, steps=steps, micro_batch_size=rows)
+    check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    check_seed(seed)
+    check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    check_final(final_learning_rate)
+    check_folder(out, resume)
+    model.to(choose_device(device))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
+    settings = {
+        "method": method.name,
+        "row": {name: v for name, v in asdict(method).items() if name != "notes"},
+        "pairs": len(pairs),
+        "pairs_fingerprint": pairs.fingerprint,
+        "steps": steps,
+        "batch_size": batch_size,
+        "micro_batch_size": micro_batch_size,
+        "learning_rate": learning_rate,
+        "final_learning_rate": final_learning_rate,
+        "max_grad_norm": max_grad_norm,
+        "seed": seed,
+        "parameters": sum(p.numel() for p in parameters),
+    }
+
+    def rate(step: int) -> float:
+        return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
+
+    return Setup(optimizer, settings, rate)
+
+
+def check_pairs(pairs: Any, batch_size: int, held_out: Any) -> None:
+    """ValueError for what are no pairs, and for fewer than a batch."""
+    for name, value in (("pairs", pairs), ("held_out", held_out)):
+        if not isinstance(value, PreferencePairs) and not (name == "held_out" and value is None):
+            raise ValueError(
+                f"{name}: found a {type(value).__name__}; wanted PreferencePairs "
+                "(sample_pairs, load_pairs)"
+            )
+    check_whole(1, batch_size=batch_size)
+    if batch_size > len(pairs):
+        raise ValueError(f"batch_size: found {batch_size}; there are only {len(pairs)} pairs")
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
-from rlcore.devices import choose_device, using_threads
+from rlcore.checks import check_whole
+from rlcore.devices import using_threads
 from rlcore.evaluation import evaluate
 from rlcore.models import check_length
 from rlcore.preferences import (
@@ -34,6 +33,7 @@ from rlcore.training.pairs import (
     encode_pairs,
     encode_rows,
     numbers,
+    prepare,
     row_logprobs,
     update,
 )
@@ -94,34 +94,25 @@ def train_preference(
             f"method: found {getattr(method, 'name', method)!r}; wanted a row over pairs of "
             "rlcore.preferences (a reward model: train_reward_model)"
         )
-    check_pairs(pairs, batch_size, held_out)
-    rows = 1 if micro_batch_size is None else micro_batch_size
-    check_whole(1, steps=steps, evaluate_n=evaluate_n, micro_batch_size=rows)
-    check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    check_seed(seed)
-    check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
-    check_final(final_learning_rate)
-    check_folder(out, resume)
-    model.to(choose_device(device))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
-    settings = {
-        "method": method.name,
-        "row": {name: v for name, v in asdict(method).items() if name != "notes"},
-        "pairs": len(pairs),
-        "pairs_fingerprint": pairs.fingerprint,
-        "steps": steps,
-        "batch_size": batch_size,
-        "micro_batch_size": micro_batch_size,
-        "learning_rate": learning_rate,
-        "final_learning_rate": final_learning_rate,
-        "max_grad_norm": max_grad_norm,
-        "seed": seed,
-        "parameters": sum(p.numel() for p in parameters),
-    }
-
-    def rate(step: int) -> float:
-        return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
+    check_whole(1, evaluate_n=evaluate_n)
+    setup = prepare(
+        model,
+        pairs,
+        method,
+        steps=steps,
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        learning_rate=learning_rate,
+        final_learning_rate=final_learning_rate,
+        max_grad_norm=max_grad_norm,
+        held_out=held_out,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        out=out,
+        resume=resume,
+        device=device,
+    )
 
     with using_threads(threads):
         at_once = 2 * (micro_batch_size or batch_size)
@@ -143,7 +134,7 @@ def train_preference(
             data.begin(model, rows, at_once)
             row = update(
                 model,
-                optimizer,
+                setup.optimizer,
                 rows,
                 lambda part: data.forward(model, part),
                 data.loss,
@@ -165,11 +156,11 @@ def train_preference(
         return run_loop(
             model,
             tokenizer,
-            optimizer,
+            setup.optimizer,
             one_step,
             title=f"{method.title} on pairs",
-            recorder=Recorder(Run(settings), out, model.device),
-            learning_rate=rate,
+            recorder=Recorder(Run(setup.settings), out, model.device),
+            learning_rate=setup.rate,
             steps=steps,
             seed=seed,
             evaluation=None if held_out is None and task is None else evaluation,
@@ -179,19 +170,6 @@ def train_preference(
             progress=progress,
             extra=extra,
         )
-
-
-def check_pairs(pairs: Any, batch_size: int, held_out: Any) -> None:
-    """ValueError for what are no pairs, and for fewer than a batch."""
-    for name, value in (("pairs", pairs), ("held_out", held_out)):
-        if not isinstance(value, PreferencePairs) and not (name == "held_out" and value is None):
-            raise ValueError(
-                f"{name}: found a {type(value).__name__}; wanted PreferencePairs "
-                "(sample_pairs, load_pairs)"
-            )
-    check_whole(1, batch_size=batch_size)
-    if batch_size > len(pairs):
-        raise ValueError(f"batch_size: found {batch_size}; there are only {len(pairs)} pairs")
 
 
 def _as_pairs(method: UnpairedMethod) -> PreferenceMethod:

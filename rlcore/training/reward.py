@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
-from rlcore.devices import choose_device, using_threads
+from rlcore.devices import using_threads
 from rlcore.models import check_length, response_rewards
 from rlcore.preferences import REWARD_MODEL, RewardModelMethod, compute_reward_model_loss
 from rlcore.tasks import PreferencePairs
 from rlcore.training.loop import NonFiniteError, Place, run_loop
-from rlcore.training.pairs import Rows, batch_order, encode_pairs, numbers, update
-from rlcore.training.preference import check_pairs
+from rlcore.training.pairs import Rows, batch_order, encode_pairs, numbers, prepare, update
 from rlcore.training.record import Recorder, Run
 
 
@@ -62,43 +59,33 @@ def train_reward_model(
         raise ValueError(
             f"method: found {getattr(method, 'name', method)!r}; wanted a RewardModelMethod"
         )
-    check_pairs(pairs, batch_size, held_out)
-    part = 1 if micro_batch_size is None else micro_batch_size
-    check_whole(1, steps=steps, micro_batch_size=part)
-    check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    check_seed(seed)
-    check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
-    check_final(final_learning_rate)
-    check_folder(out, resume)
-    model.to(choose_device(device))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
-    settings = {
-        "method": method.name,
-        "row": {name: v for name, v in asdict(method).items() if name != "notes"},
-        "pairs": len(pairs),
-        "pairs_fingerprint": pairs.fingerprint,
-        "steps": steps,
-        "batch_size": batch_size,
-        "micro_batch_size": micro_batch_size,
-        "learning_rate": learning_rate,
-        "final_learning_rate": final_learning_rate,
-        "max_grad_norm": max_grad_norm,
-        "seed": seed,
-        "parameters": sum(p.numel() for p in parameters),
-    }
+    setup = prepare(
+        model,
+        pairs,
+        method,
+        steps=steps,
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        learning_rate=learning_rate,
+        final_learning_rate=final_learning_rate,
+        max_grad_norm=max_grad_norm,
+        held_out=held_out,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        out=out,
+        resume=resume,
+        device=device,
+    )
     data = Scored(tokenizer, pairs, model, method)
     measured = None if held_out is None else Scored(tokenizer, held_out, model, method)
-
-    def rate(step: int) -> float:
-        return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
 
     def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
         order = batch_order(len(pairs), batch_size, place.step, seed)
         rows = torch.tensor(order, device=model.device)
         row = update(
             model,
-            optimizer,
+            setup.optimizer,
             rows,
             lambda part: data.forward(model, part),
             lambda part, rewards: data.loss(part, rewards, total=len(rows)),
@@ -112,11 +99,11 @@ def train_reward_model(
         return run_loop(
             model,
             tokenizer,
-            optimizer,
+            setup.optimizer,
             one_step,
             title=f"{method.title} on pairs",
-            recorder=Recorder(Run(settings), out, model.device),
-            learning_rate=rate,
+            recorder=Recorder(Run(setup.settings), out, model.device),
+            learning_rate=setup.rate,
             steps=steps,
             seed=seed,
             evaluation=None
