@@ -1,10 +1,12 @@
 """`python -m book record [EXPERIMENT]`: train and record the runs that a chapter plots.
 
 An experiment is a file `chapters/runs/NAME.toml`: seeds, starts and variants, each a command of
-`python -m rlcore`. Each run trains in a process of its own, as many at a time as there are cores,
-in `build/record/NAME/`; a record of it, small enough for the repository, goes to
-`chapters/runs/NAME/`. Runs that are finished in `build/record` are not trained again, one that was
-interrupted goes on; `--fresh` trains everything anew.
+`python -m rlcore`. A variant begins at a start, and its reward may come from a `reward_model`: a
+start that has a start of its own. Each run trains in a process of its own, as many at a time as
+there are cores, in `build/record/NAME/`; a record of it, small enough for the repository, goes to
+`chapters/runs/NAME/`, of the variants and of the reward models. Runs that are finished in
+`build/record` are not trained again, one that was interrupted goes on; `--fresh` trains everything
+anew.
 """
 
 from __future__ import annotations
@@ -38,6 +40,19 @@ METRICS = (
     "length",
     "truncated",
     "rows_used",
+    "sampling_rounds",
+    "accuracy",
+    "true_reward",
+    "rewards/correct/mean",
+    "rewards/box/mean",
+    "rewards/short/mean",
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "val/explained_variance",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
     "loss",
     "grad_norm",
 )
@@ -47,12 +62,16 @@ HEAD = 5  # steps kept with all digits, for the test that replays them
 
 @dataclass(frozen=True)
 class Job:
-    """One command with one seed: a start, or a variant from its start."""
+    """One command with one seed: a start, or a variant from its start.
+
+    before: the jobs that it builds on, its start first, then its reward model, if it has them.
+    """
 
     name: str
     command: str
     seed: int
-    start: str | None = None
+    before: tuple[Job, ...] = ()
+    variant: bool = False
 
     @property
     def file(self) -> str:
@@ -60,42 +79,71 @@ class Job:
 
     def arguments(self, work: Path) -> list[str]:
         """Arguments of `python -m rlcore`, with the folders of this machine."""
-        folder = work / "runs" / self.file
-        words = [*shlex.split(self.command), "--seed", str(self.seed), "--out", str(folder)]
-        if self.start is not None:
-            words += ["--start", str(work / "starts" / f"{self.start}.{self.seed}" / "model")]
-        else:
-            words[-1] = str(work / "starts" / self.file)
+        words = [*shlex.split(self.command), "--seed", str(self.seed)]
+        words += ["--out", str(self.folder(work)), *self.options(work)]
         return [*words, "--resume", "--quiet"]
 
+    def options(self, work: Path | None) -> list[str]:
+        """Where the models lie that the job builds on; None: in a folder of the reader's."""
+        names = zip(("--start", "--reward-model"), self.before, strict=False)
+        places = (
+            (n, Path("runs", job.file) if work is None else job.folder(work)) for n, job in names
+        )
+        return [word for name, place in places for word in (name, (place / "model").as_posix())]
+
     def folder(self, work: Path) -> Path:
-        return work / ("runs" if self.start is not None else "starts") / self.file
+        return work / ("runs" if self.variant else "starts") / self.file
 
-    def retold(self) -> str:
-        """The command for a reader: without --start, it makes the same start itself."""
-        return f"python -m rlcore {self.command} --seed {self.seed} --out runs/{self.file}"
+    def makes_its_start(self) -> bool:
+        """Whether the command would make the same start by itself: SFT by the task's recipe."""
+        if not self.before:
+            return True
+        own, start = (shlex.split(job.command) for job in (self, self.before[0]))
+        task = own[own.index("--task") + 1]
+        rest = [word for word in start if word not in own]
+        return (
+            len(self.before) == 1
+            and start[:4] == ["train", "sft", "--task", task]
+            and rest == ["sft"]
+        )
+
+    def retold(self) -> list[str]:
+        """The commands for a reader, the job's own last: those before make what it builds on."""
+        command = f"python -m rlcore {self.command} --seed {self.seed}"
+        if self.makes_its_start():
+            return [f"{command} --out runs/{self.file}"]
+        told = [line for job in self.before for line in job.retold()]
+        command = " ".join((command, *self.options(None)))
+        return [*dict.fromkeys(told), f"{command} --out runs/{self.file}"]
 
 
-def read_experiment(path: Path) -> tuple[list[Job], list[Job]]:
-    """Starts and variants, one job for each seed. ValueError for a start that is not listed."""
+def read_experiment(path: Path) -> list[list[Job]]:
+    """The jobs in stages, one for each seed: starts, starts that build on those, variants.
+
+    ValueError for a start or a reward model that is not listed before.
+    """
     text = tomllib.loads(path.read_text(encoding="utf-8"))
     shared, seeds = text.get("shared", ""), text["seeds"]
-    known = {start["name"] for start in text["start"]}
-    for variant in text["variant"]:
-        if variant["start"] not in known:
-            listed = ", ".join(sorted(known))
-            raise ValueError(f"start: found {variant['start']!r} in {path}; wanted one of {listed}")
-    starts = [
-        Job(start["name"], f"{start['command']} {shared}".strip(), seed)
-        for start in text["start"]
-        for seed in start.get("seeds", seeds)
-    ]
-    variants = [
-        Job(one["name"], f"{one['command']} {shared}".strip(), seed, one["start"])
-        for one in text["variant"]
-        for seed in one.get("seeds", seeds)
-    ]
-    return starts, variants
+    known: dict[tuple[str, int], Job] = {}
+    stages: list[list[Job]] = [[], [], []]
+    for kind in ("start", "variant"):
+        for one in text[kind]:
+            for seed in one.get("seeds", seeds):
+                before = []
+                for needed in [one[key] for key in ("start", "reward_model") if key in one]:
+                    if (needed, seed) not in known:
+                        listed = ", ".join(sorted({name for name, _ in known}))
+                        raise ValueError(
+                            f"start: found {needed!r} for seed {seed} in {path}; wanted one of "
+                            f"{listed}, listed before with that seed"
+                        )
+                    before.append(known[needed, seed])
+                command = f"{one['command']} {shared}".strip()
+                job = Job(one["name"], command, seed, tuple(before), kind == "variant")
+                if kind == "start":
+                    known[job.name, seed] = job
+                stages[2 if job.variant else min(len(before), 1)].append(job)
+    return stages
 
 
 def run_job(job: Job, work: Path) -> str | None:
@@ -131,20 +179,23 @@ def compact(job: Job, work: Path) -> dict[str, Any]:
     folder = job.folder(work)
     described = json.loads((folder / "run.json").read_text("utf-8"))
     rows = read_lines(folder / "metrics.jsonl")
-    names = [name for name in METRICS if name in rows[0]]
+    names = [name for name in METRICS if any(name in row for row in rows)]
     head = [name for name in ("step", "reward", "loss", "grad_norm", "entropy") if name in names]
-    start = json.loads(
-        (work / "starts" / f"{job.start}.{job.seed}" / "run.json").read_text("utf-8")
-    )
+    seconds = [
+        json.loads((one.folder(work) / "run.json").read_text("utf-8"))["seconds"]
+        for one in job.before
+    ]
+    *before, command = job.retold()
     return {
         "name": job.name,
-        "command": job.retold(),
+        **({"before": before} if before else {}),
+        "command": command,
         **{key: described[key] for key in ("commit", "versions", "device", "cpu", "threads")},
         "seconds": described["seconds"],
-        "start_seconds": start["seconds"],
+        "start_seconds": round(sum(seconds), 2),
         "settings": described["settings"],
         "head": {name: [row[name] for row in rows[:HEAD]] for name in head},
-        "metrics": {name: [rounded(row[name]) for row in rows] for name in names},
+        "metrics": {name: [rounded(row.get(name)) for row in rows] for name in names},
         "evaluations": columns(read_lines(folder / "evaluations.jsonl")),
     }
 
@@ -189,23 +240,25 @@ def record(experiment: str, *, jobs: int, fresh: bool = False, seeds: int | None
         raise ValueError(f"experiment: found {experiment!r}; there are: {known}")
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    starts, variants = read_experiment(source)
+    stages = read_experiment(source)
     if seeds is not None:
-        starts, variants = ([j for j in part if j.seed < seeds] for part in (starts, variants))
+        stages = [[job for job in stage if job.seed < seeds] for stage in stages]
     problems = []
     target.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
-        for stage in (starts, variants):
+        for stage in stages:
             done = pool.map(lambda job: (job, run_job(job, work)), stage)
             for number, (job, problem) in enumerate(done, 1):
                 print(f"{experiment}: {number}/{len(stage)} {job.file}", flush=True)
                 if problem is not None:
                     problems.append(problem)
                     print(problem, file=sys.stderr, flush=True)
-                elif job.start is not None:
+                elif job.variant or job.before:
                     write_record(compact(job, work), target / f"{job.file}.json")
     if seeds is None and not problems:
-        wanted = {f"{job.file}.json" for job in variants}
+        wanted = {
+            f"{job.file}.json" for stage in stages for job in stage if job.variant or job.before
+        }
         for path in target.glob("*.json"):
             if path.name not in wanted:
                 path.unlink()

@@ -124,6 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--pairs-file", metavar="FILE", help="preference pairs (default: sampled from the start)"
     )
+    run.add_argument(
+        "--set", action="append", metavar="FIELD=VALUE",
+        help="another choice in the row, such as epsilon_high=0.28; may be given several times",
+    )  # fmt: skip
     run.add_argument("--resume", action="store_true", help="go on where --out stopped")
     run.add_argument("--quiet", action="store_true", help="no progress bar")
     run.add_argument(
@@ -131,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--evaluate-every", type=int, help="steps (0: never; default: at start and end)"
+    )
+    run.add_argument(
+        "--samples-per-prompt", type=int, help="of each evaluation, beside the greedy one (1)"
     )
     run.add_argument("--updates-per-batch", type=int)
     run.add_argument(

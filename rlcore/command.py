@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rlcore import algorithms, models, preferences, training
 from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
@@ -21,18 +23,21 @@ OF_ALL_BUT_SFT = ("start", "steps", "learning_rate", "evaluate_every", "n", "tem
 OF_PAIRS = ("pairs", "pairs_file")
 OF_POLICY = (
     *("prompts_per_step", "group_size", "updates_per_batch", "max_sampling_rounds"),
+    "samples_per_prompt",
     *("advantages", "beta", "length_alpha", "measure_kl"),
     *("reward_model", "score_normalization"),
     *("critic_learning_rate", "bootstrap_truncated", "value_pretraining_steps"),
 )
 METHODS = {row.name: row for row in preferences.ROWS}
+TEXTS = ("name", "title", "source", "notes")  # of a row: what it is called, no choice of it
+AnyRow = TypeVar("AnyRow", bound=algorithms.Algorithm | preferences.Method)
 
 
 def train(options: Namespace) -> int:
     """The status of the command, see `main`."""
     name = options.algorithm
     if name == "sft":
-        _refuse(options, name, *OF_ALL_BUT_SFT, *OF_PAIRS, *OF_POLICY)
+        _refuse(options, name, *OF_ALL_BUT_SFT, *OF_PAIRS, *OF_POLICY, "set")
     elif name in METHODS:
         _refuse(options, name, *OF_POLICY)
     else:
@@ -50,7 +55,9 @@ def train(options: Namespace) -> int:
         check_folder(options.out, options.resume)
         run = training.sft_start(recipe, seed=options.seed, out=options.out, **_shared(options))[3]
         return _report(run, get_task(options.task))
-    return _on_pairs(options, METHODS[name]) if name in METHODS else _online(options)
+    if name in METHODS:
+        return _on_pairs(options, _changed(METHODS[name], options))
+    return _online(options)
 
 
 def _online(options: Namespace) -> int:
@@ -59,7 +66,8 @@ def _online(options: Namespace) -> int:
     recipe = training.recipe(options.task, **changes)
     updates = 1 if options.updates_per_batch is None else options.updates_per_batch
     rounds = 10 if options.max_sampling_rounds is None else options.max_sampling_rounds
-    check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds)
+    copies = 1 if options.samples_per_prompt is None else options.samples_per_prompt
+    check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds, samples_per_prompt=copies)
     check_folder(options.out, options.resume)
     task, function, reward_model = get_task(options.task), _function(options.advantages), None
     if options.reward_model is not None:
@@ -95,6 +103,7 @@ def _online(options: Namespace) -> int:
         **of_critic,
         evaluate_every=_every(options, recipe.steps),
         evaluate_n=_n(options),
+        evaluate_samples=copies,
         out=options.out,
         **_shared(options),
     )
@@ -162,7 +171,7 @@ def _pairs(
 
 def _row(options: Namespace, judged: bool) -> algorithms.Algorithm:
     """The row to train: with a reward model where one is given, else with the task's verifier."""
-    own, reward = algorithms.by_name(options.algorithm), None
+    own, reward = _changed(algorithms.by_name(options.algorithm), options), None
     if own.length_alpha is None:
         _refuse(options, options.algorithm, "length_alpha")
     if judged and own.reward == "verifier":
@@ -172,7 +181,24 @@ def _row(options: Namespace, judged: bool) -> algorithms.Algorithm:
         reward = "verifier"
     weights = _given(options, "beta", "length_alpha")
     own_weights = {name: None if v == "paper" else v for name, v in weights.items()}
-    return training.row(options.algorithm, reward=reward, **own_weights)
+    return training.row(own, reward=reward, **own_weights)
+
+
+def _changed(row: AnyRow, options: Namespace) -> AnyRow:
+    """The row with its choices of `--set FIELD=VALUE`; ValueError for a field that it lacks."""
+    changes: dict[str, Any] = {}
+    choices = {field.name: field for field in fields(row) if field.name not in TEXTS}
+    for change in options.set or ():
+        name, given, text = change.partition("=")
+        if not given or name not in choices:
+            wanted = ", ".join(choices)
+            raise ValueError(f"--set: found {change!r}; wanted FIELD=VALUE, a field of {wanted}")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        changes[name] = value
+    return replace(row, **changes)
 
 
 def _report(run: training.Run, task: Task) -> int:

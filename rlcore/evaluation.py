@@ -31,9 +31,10 @@ def evaluate(
     `temperature`. greedy_se, sampled_se: standard errors over problems (sample std / sqrt(n);
     responses to one problem are averaged first, they are not independent). mean_length: tokens per
     sampled response with its terminal token; greedy_length likewise. truncated: share of sampled
-    responses cut at `task.max_new_tokens`. missing: responses (both kinds) on which the verifier
-    abstained or failed (see `rate`); they are left out. The problems and the random numbers depend
-    on `seed` only.
+    responses cut at `task.max_new_tokens`. distinct_right, with several samples per prompt: how
+    many different responses to a problem are right (reward 1), mean over all problems. missing:
+    responses (both kinds) on which the verifier abstained or failed (see `rate`); they are left
+    out. The problems and the random numbers depend on `seed` only.
 
     Raises ValueError as `Task.prompts` and `sample` do, and where no response was rated; with
     allow_unrated that mean and its standard error are None instead.
@@ -45,7 +46,7 @@ def evaluate(
     result: dict[str, Any] = {}
     missing, failed = 0, None
     for name, copies in (("greedy", 1), ("sampled", samples_per_prompt)):
-        means, lengths, cut = [], [], []
+        means, lengths, cut, right = [], [], [], 0
         for first in range(0, n, prompts_per_batch):
             batch = prompts[first : first + prompts_per_batch]
             out = sample(
@@ -66,6 +67,9 @@ def evaluate(
                 rewards = [reward for reward, _ in rated if not math.isnan(reward)]
                 failed = failed or next((error for _, error in rated if error), None)
                 missing += copies - len(rewards)
+                right += len(
+                    {t for t, (reward, _) in zip(texts, rated, strict=True) if reward == 1}
+                )
                 if rewards:
                     means.append(sum(rewards) / len(rewards))
         if not means and not allow_unrated:
@@ -81,6 +85,8 @@ def evaluate(
         result["mean_length" if name == "sampled" else "greedy_length"] = length
         if name == "sampled":
             result["truncated"] = sum(cut) / len(cut)
+            if copies > 1:
+                result["distinct_right"] = right / n
     result["missing"] = float(missing)
     result["n"] = float(n)
     return result

@@ -6,7 +6,7 @@ from rlcore.tasks.letters import LETTERS
 from rlcore.tasks.preferences import PreferencePairs, load_pairs, sample_pairs
 from rlcore.tasks.reviews import REVIEWS
 from rlcore.tasks.robot import ROBOT
-from rlcore.tasks.sort import SORT, SORT_UNSEEN
+from rlcore.tasks.sort import SORT, SORT_FEW, SORT_UNSEEN
 from rlcore.tasks.sort_box import SORT_BOX, SORT_BOX_UNEVEN
 from rlcore.tasks.sort_filler import SORT_FILLER
 from rlcore.tasks.task import SPLITS, Task, rate, rate_each
@@ -16,6 +16,7 @@ TASKS = {
     for task in (
         SORT,
         SORT_UNSEEN,
+        SORT_FEW,
         ROBOT,
         SORT_BOX,
         SORT_BOX_UNEVEN,
@@ -32,6 +33,7 @@ __all__ = [
     "SORT",
     "SORT_BOX",
     "SORT_BOX_UNEVEN",
+    "SORT_FEW",
     "SORT_FILLER",
     "SORT_UNSEEN",
     "SPLITS",

@@ -7,6 +7,8 @@ demonstrations, but only one time in three, and a verifier tells it from the oth
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import cache
 
 from rlcore.tasks.task import Task
 
@@ -15,6 +17,7 @@ DIGITS = 6
 # "unseen": the right order is never shown, so that sampling never meets a reward.
 MIXED = {"right": 0.30, "descending": 0.28, "one swap": 0.21, "copied": 0.21}
 UNSEEN = {"descending": 0.5, "copied": 0.5}
+FEW = 64  # training problems of sort-few
 
 
 def digits_of(problem: str) -> str:
@@ -82,6 +85,18 @@ def sort_task(name: str, mixture: dict[str, float], description: str, note: str)
     )
 
 
+@cache
+def few_problems() -> tuple[str, ...]:
+    """The training problems of `sort-few`: `FEW` of those of `sort`, always the same."""
+    return tuple(SORT.prompts("train", FEW, seed=0))
+
+
+def few(rng: random.Random) -> str:
+    """A problem of `sort`; one of the few in place of each that is in its training split."""
+    drawn = problem(rng)
+    return rng.choice(few_problems()) if SORT.split_of(drawn) == "train" else drawn
+
+
 SORT = sort_task(
     "sort",
     MIXED,
@@ -96,4 +111,12 @@ SORT_UNSEEN = sort_task(
     "Sort six digits; no demonstration is right: half are descending, half copy the prompt.",
     "Good for: a start from which nothing is learned. No sample is ever right, so every group "
     "has equal rewards, every advantage is 0, and the weights stay where they are.",
+)
+SORT_FEW = replace(
+    SORT,
+    name="sort-few",
+    description=f"As sort, with only {FEW} problems to train on.",
+    note="Good for: prompts that come again, every second step of a run. What a method remembers "
+    "of a prompt (DCPO) is of use only then. Held-out problems are those of sort.",
+    problem=few,
 )

@@ -64,6 +64,7 @@ def train_policy(
     seed: int,
     evaluate_every: int = 0,
     evaluate_n: int = 512,
+    evaluate_samples: int = 1,
     checkpoint_every: int = 25,
     samples_every: int = 20,
     out: str | os.PathLike[str] | None = None,
@@ -95,6 +96,7 @@ def train_policy(
     A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
     update; it is counted, and what was raised is in `Run.errors`.
     A held-out mean of nothing but missing rewards is None.
+    evaluate_n, evaluate_samples: held-out problems, and the responses sampled to each.
 
     Where the reward comes from. reward_model: for rows with reward="reward_model", a scalar model
     (`build_scalar_model`, `train_reward_model`), which stays as it is; its score at the last token
@@ -141,6 +143,7 @@ def train_policy(
     )
     rows = 1 if micro_batch_size is None else micro_batch_size
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
+    check_whole(1, evaluate_samples=evaluate_samples)
     check_whole(1, updates_per_batch=updates_per_batch, micro_batch_size=rows)
     check_whole(1, max_sampling_rounds=max_sampling_rounds)
     check_whole(2, group_size=group_size)
@@ -257,6 +260,7 @@ def train_policy(
                 tokenizer,
                 task,
                 n=evaluate_n,
+                samples_per_prompt=evaluate_samples,
                 temperature=temperature,
                 allow_unrated=True,
             ),

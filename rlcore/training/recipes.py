@@ -94,6 +94,7 @@ class Recipe:
 RECIPES = {
     "sort": Recipe("sort"),
     "sort-unseen": Recipe("sort-unseen", steps=60),
+    "sort-few": Recipe("sort-few"),
     "robot": Recipe("robot", steps=250, learning_rate=1e-3),
     "sort-box": Recipe("sort-box", steps=80),
     "sort-box-uneven": Recipe("sort-box-uneven", steps=80),

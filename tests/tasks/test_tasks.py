@@ -375,3 +375,14 @@ def test_the_split_does_not_see_the_order_of_the_prompt(name: str) -> None:
         rng.shuffle(parts)
         again = (" " if name == "reviews" else "").join(parts) + ask
         assert task.split_of(again) == "train"
+
+
+def test_sort_few_has_few_problems_and_holds_out_those_of_sort() -> None:
+    task, rng = get_task("sort-few"), random.Random(0)
+    drawn = Counter(task.draw(rng) for _ in range(6400))
+    assert len(drawn) == sort_digits.FEW == 64
+    assert min(drawn.values()) > 50
+    assert max(drawn.values()) < 160
+    assert {get_task("sort").split_of(problem) for problem in drawn} == {"train"}
+    held_out = task.prompts("held-out", 512)
+    assert {get_task("sort").split_of(problem) for problem in held_out} == {"held-out"}

@@ -44,7 +44,8 @@ def place(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_jobs_of_an_experiment(place: Path) -> None:
-    starts, variants = record.read_experiment(place / "runs" / "trial.toml")
+    starts, between, variants = record.read_experiment(place / "runs" / "trial.toml")
+    assert between == []
     assert [job.file for job in starts] == ["sort.0", "sort.1"]
     assert [job.file for job in variants] == ["sort.grpo.0", "sort.grpo.1", "sort.rloo.1"]
     words = variants[0].arguments(Path("w"))
@@ -54,10 +55,75 @@ def test_jobs_of_an_experiment(place: Path) -> None:
         "--start", str(Path("w/starts/sort.0/model")), "--resume", "--quiet",
     ]  # fmt: skip
     # What a reader can run: no folder of this machine, no start that only this machine has.
-    assert variants[0].retold() == (
+    # The start has settings of its own, so the reader makes it first.
+    assert variants[0].retold() == [
+        "python -m rlcore train sft --task sort --size nano --sft-steps 3 --sft-batch-size 4 "
+        "--threads 1 --device cpu --seed 0 --out runs/sort.0",
+        f"python -m rlcore train grpo --task sort --steps 6 {SMALL} --threads 1 --device cpu "
+        "--seed 0 --start runs/sort.0/model --out runs/sort.grpo.0",
+    ]
+
+
+def test_a_start_by_the_recipe_needs_no_telling(place: Path) -> None:
+    """The command makes the same start by itself: for the same task alone."""
+    text = EXPERIMENT.replace(" --size nano --sft-steps 3 --sft-batch-size 4", "")
+    source = place / "runs" / "trial.toml"
+    source.write_text(text, encoding="utf-8")
+    grpo = record.read_experiment(source)[2][0]
+    assert grpo.retold() == [
         f"python -m rlcore train grpo --task sort --steps 6 {SMALL} --threads 1 --device cpu "
         "--seed 0 --out runs/sort.grpo.0"
+    ]
+    source.write_text(text.replace("grpo --task sort", "grpo --task sort-few"), encoding="utf-8")
+    assert len(record.read_experiment(source)[2][0].retold()) == 2
+
+
+JUDGED = """
+seeds = [0]
+shared = "--threads 1 --device cpu"
+
+[[start]]
+name = "reviews"
+command = "train sft --task reviews --size nano --sft-steps 3 --sft-batch-size 4"
+
+[[start]]
+name = "reviews/judge"
+start = "reviews"
+command = "train reward-model --task reviews --pairs 64 --steps 2 --n 8"
+
+[[variant]]
+name = "reviews/rloo"
+start = "reviews"
+reward_model = "reviews/judge"
+command = "train rloo --task reviews --steps 2 --prompts-per-step 4 --group-size 4 --n 8"
+
+[[variant]]
+name = "reviews/dpo"
+start = "reviews"
+command = "train dpo --task reviews --steps 2 --pairs 64 --n 8 --set beta=0.5"
+"""
+
+
+def test_reward_models_and_methods_over_pairs(place: Path) -> None:
+    """A reward model is a start and is recorded; a variant is told with all that it builds on."""
+    (place / "runs" / "trial.toml").write_text(JUDGED, encoding="utf-8")
+    assert record.main(["trial", "--jobs", "1"]) == 0
+    found = {
+        path.name: json.loads(path.read_text("utf-8")) for path in (place / "runs/trial").iterdir()
+    }
+    assert set(found) == {f"reviews.{name}.0.json" for name in ("judge", "rloo", "dpo")}
+    rloo, dpo = found["reviews.rloo.0.json"], found["reviews.dpo.0.json"]
+    assert [line.split()[4] for line in (*rloo["before"], rloo["command"])] == [
+        "sft", "reward-model", "rloo",
+    ]  # fmt: skip
+    assert (
+        "--start runs/reviews.0/model --reward-model runs/reviews.judge.0/model" in rloo["command"]
     )
+    assert len(dpo["before"]) == 1
+    assert len(rloo["metrics"]["true_reward"]) == 2
+    assert dpo["settings"]["row"]["beta"] == 0.5
+    assert len(dpo["metrics"]["rewards/margins"]) == 2
+    assert found["reviews.judge.0.json"]["evaluations"]["eval_true_accuracy"]
 
 
 def test_records_resumes_and_reports(place: Path, monkeypatch, capsys) -> None:
@@ -107,7 +173,7 @@ def test_bad_arguments(place: Path, capsys) -> None:
     source = place / "runs" / "trial.toml"
     source.write_text(EXPERIMENT.replace('start = "sort"', 'start = "none"', 1), encoding="utf-8")
     assert record.main(["trial"]) == 2
-    assert "start: found 'none'" in capsys.readouterr().err
+    assert "start: found 'none' for seed 0" in capsys.readouterr().err
     for words in (["trial", "--jobs", "0"], ["trial", "--jobs", "x"]):
         with pytest.raises(SystemExit) as stopped:
             record.main(words)

@@ -6,13 +6,14 @@ import builtins
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from rlcore import models, training
 from rlcore.__main__ import main
+from rlcore.algorithms import Algorithm, by_name
 from rlcore.preferences import ROWS as OVER_PAIRS
 from rlcore.tasks import get_task, load_pairs, sample_pairs
 from rlcore.training import read_run, recipe, row, sft_start, train_policy
@@ -423,3 +424,47 @@ def test_the_command_trains_on_pairs(name: str, tmp_path, capsys) -> None:
              *PAIRED[12:]]  # fmt: skip
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
     assert read_run(tmp_path / "again").metrics == first.metrics
+
+
+def test_set_changes_choices_of_a_row(tmp_path) -> None:
+    """The record says what was run; a row over pairs likewise."""
+    common = ["--task", "sort", "--out"]
+    chosen = ["--set", "epsilon_high=0.28", "--set", "overlong=penalty", "--set", "ratio_max=None",
+              "--set", "dynamic_sampling=True", "--max-sampling-rounds", "1",
+              "--samples-per-prompt", "3"]  # fmt: skip
+    assert main(["train", "grpo", *common, str(tmp_path / "a"), *SMALL, *chosen]) == 0
+    run = read_run(tmp_path / "a")
+    changed = {"epsilon_high": 0.28, "overlong": "penalty", "dynamic_sampling": True}
+    wanted = row(replace(by_name("grpo"), **changed))
+    assert Algorithm(**run.settings["algorithm"]) == replace(wanted, notes=())
+    assert "distinct_right" in run.evaluations[0]
+    pairs = ["--start", str(tmp_path / "a" / "model"), "--pairs", "64", "--steps", "1", "--quiet"]
+    own = [*common[:1], "reviews", *common[2:], str(tmp_path / "b")]
+    start = ["--size", "nano", "--sft-steps", "2", "--sft-batch-size", "4"]
+    words = ["--n", "8", "--set", "link=hinge", "--set", "beta=0.3", *pairs[2:], *start]
+    assert main(["train", "dpo", *own, *words]) == 0
+    assert {"link": "hinge", "beta": 0.3}.items() <= read_run(tmp_path / "b").settings[
+        "row"
+    ].items()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words", "message"),
+    [
+        ("grpo", ["--set", "epsilon=1"], "--set: found 'epsilon=1'; wanted FIELD=VALUE"),
+        ("grpo", ["--set", "beta"], "--set: found 'beta'"),
+        ("grpo", ["--set", "name=mine"], "--set: found 'name=mine'"),
+        ("grpo", ["--set", "overlong=drop"], "overlong"),
+        ("grpo", ["--set", "epsilon_high=much"], "epsilon_high"),
+        ("dpo", ["--set", "gamma=x"], "gamma"),
+        ("sft", ["--set", "beta=1"], "--set has no meaning with sft"),
+        ("sft", ["--samples-per-prompt", "2"], "--samples-per-prompt has no meaning with sft"),
+        ("grpo", ["--samples-per-prompt", "0"], "samples_per_prompt: found 0"),
+    ],
+)  # fmt: skip
+def test_set_refuses_what_is_no_choice(algorithm, words, message, tmp_path, capsys) -> None:
+    out = tmp_path / "run"
+    task = "reviews" if algorithm == "dpo" else "sort"
+    assert main(["train", algorithm, "--task", task, "--out", str(out), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

@@ -36,6 +36,23 @@ def test_means_and_standard_errors(coin, make) -> None:
     assert result["n"] == 40
 
 
+def test_different_right_answers_are_counted(coin, make) -> None:
+    """Of a problem's samples, by hand; a response that comes twice is one."""
+    seen: list[tuple[str, str, float]] = []
+
+    def verify(problem: str, response: str) -> float:
+        seen.append((problem, response, coin.verify(problem, response[:2])))
+        return seen[-1][2]
+
+    task = replace(coin, verify=verify, max_new_tokens=2)
+    result = evaluate(*make(), task, n=6, samples_per_prompt=40, prompts_per_batch=4)
+    sampled = seen[6:]
+    right = {(problem, response) for problem, response, reward in sampled if reward == 1}
+    assert result["distinct_right"] == len(right) / 6
+    assert len(right) < sum(reward == 1 for _, _, reward in sampled)
+    assert "distinct_right" not in evaluate(*make(), task, n=6)
+
+
 def test_same_seed_same_result_and_nothing_is_changed(coin, make) -> None:
     model, tokenizer = make()
     model.train()
