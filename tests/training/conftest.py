@@ -37,14 +37,18 @@ def make() -> Callable[..., tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """start(task, seed) -> the SFT start by the task's recipe, made once for all processes."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of one run of the tests have in common."""
     base = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        base = base.parent  # the folder that the processes of one run have in common
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+@pytest.fixture(scope="session")
+def start(shared_folder: Path) -> Callable[[str, int], Path]:
+    """start(task, seed) -> the SFT start by the task's recipe, made once for all processes."""
 
     def build(task: str, seed: int) -> Path:
-        folder = base / f"start-{task}-{seed}"
+        folder = shared_folder / f"start-{task}-{seed}"
         with FileLock(f"{folder}.lock"):
             if not (folder / "model").exists():
                 training.sft_start(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
+import math
 import re
-import runpy
+import shlex
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
-from rlcore import models
-from rlcore.algorithms import Algorithm
-from rlcore.tasks import get_task
-from rlcore.training import read_records, train_policy
-from rlcore.training.record import processor
+from rlcore.__main__ import main
+from rlcore.training import read_records, read_run
+from rlcore.training.record import Recorder, processor
 
 RUNS = Path(__file__).resolve().parents[2] / "chapters" / "runs"
 EXPERIMENTS = sorted(path.stem for path in RUNS.glob("*.toml"))
@@ -30,15 +31,6 @@ def experiment(name: str) -> dict:
 
 def records(name: str) -> list[dict]:
     return [json.loads(path.read_text("utf-8")) for path in sorted((RUNS / name).glob("*.json"))]
-
-
-def replacement(command: str):
-    """The function behind `--advantages FILE:FUNCTION` of a recorded command, or None."""
-    words = command.split()
-    if "--advantages" not in words:
-        return None
-    file, _, name = words[words.index("--advantages") + 1].rpartition(":")
-    return runpy.run_path(str(RUNS.parents[1] / file))[name]
 
 
 FIRST = [
@@ -56,9 +48,10 @@ def test_there_are_recorded_runs() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_and_seed_is_recorded(name: str) -> None:
     text = experiment(name)
+    judges = [start for start in text["start"] if "start" in start]
     wanted = {
         (variant["name"], seed)
-        for variant in text["variant"]
+        for variant in (*judges, *text["variant"])
         for seed in variant.get("seeds", text["seeds"])
     }
     found = {(record["name"], record["settings"]["seed"]) for record in records(name)}
@@ -70,8 +63,9 @@ def test_every_variant_and_seed_is_recorded(name: str) -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_record_says_where_it_comes_from(name: str) -> None:
     for record in records(name):
-        assert record["command"].startswith("python -m rlcore train ")
-        assert "--threads 1" in record["command"]
+        for command in (*record.get("before", ()), record["command"]):
+            assert command.startswith("python -m rlcore train ")
+            assert "--threads 1" in command
         assert not ABSOLUTE_PATH.search(json.dumps(record))
         assert len(record["commit"]) == 40  # a clean checkout: no "+" for changed files
         assert record["seconds"] > 0
@@ -89,50 +83,88 @@ def test_one_budget_for_all_methods(name: str) -> None:
     by_task: dict[str, set[tuple[int, int]]] = {}
     for record in records(name):
         setting = record["settings"]
+        if "prompts_per_step" not in setting:  # a reward model, a method over pairs
+            continue
         samples = setting["prompts_per_step"] * setting["group_size"]
         by_task.setdefault(setting["task"], set()).add((setting["steps"], samples))
+    assert by_task
     assert all(len(budgets) == 1 for budgets in by_task.values()), by_task
 
 
+@pytest.fixture(scope="session")
+def made(shared_folder: Path, start: Callable[[str, int], Path]) -> Callable[..., dict[str, Path]]:
+    """made(commands) -> {the folder each names: the folder it was made in, once for all tests}."""
+
+    def build(commands: list[str]) -> dict[str, Path]:
+        folders: dict[str, Path] = {}
+        for command in commands:
+            words, out = arguments(command, folders)
+            key = hashlib.blake2b(" ".join(words).encode(), digest_size=8).hexdigest()
+            folder = shared_folder / f"made-{key}"
+            recipe = re.fullmatch(
+                r"train sft --task (\S+) --threads 1 --device cpu --seed (\d+)", " ".join(words)
+            )
+            if recipe:
+                folder = start(recipe[1], int(recipe[2])).parent
+            with FileLock(f"{folder}.lock"):
+                if not (folder / "model").exists():
+                    assert main([*words, "--out", str(folder), "--resume", "--quiet"]) == 0
+            folders[out] = folder
+        return folders
+
+    return build
+
+
+def arguments(command: str, folders: dict[str, Path]) -> tuple[list[str], str]:
+    """What stands behind `python -m rlcore`, with the folders of this run, and --out apart."""
+    words = shlex.split(command)[3:]
+    place = words.index("--out")
+    out = words[place + 1]
+    words = words[:place] + words[place + 2 :]
+    for i, word in enumerate(words):
+        folder, _, name = word.rpartition("/")
+        if folder in folders:
+            words[i] = (folders[folder] / name).as_posix()
+    return words, out
+
+
 @pytest.mark.parametrize("path", FIRST)
-def test_the_first_steps_replayed(path: Path, start) -> None:
-    """The start and three steps of every variant, against the record (seed 0).
+def test_the_first_steps_replayed(path: Path, start, made, tmp_path, monkeypatch) -> None:
+    """All that a variant builds on and its first three steps, by the recorded commands (seed 0).
 
     On the processor and the torch of the record: to 1e-6. On another one the last bits of the start
-    differ, and with them some samples: the reward of the first step is then a draw from nearly the
-    same distribution, of 256 samples, and is compared as such.
+    differ, and with them some samples: the first step is then a draw from nearly the same
+    distribution, and is compared as such.
     """
     record = json.loads(path.read_text("utf-8"))
+    words, _ = arguments(record["command"], made(record.get("before", [])))
     setting = record["settings"]
-    task = get_task(setting["task"])
-    seen = {"n": 0}
+    if "--start" not in words:
+        words += ["--start", str(start(setting["task"], setting["seed"]))]
+    usual = Recorder.add
 
-    def verify(problem: str, response: str) -> float | None:
-        seen["n"] += 1
-        if seen["n"] > STEPS * setting["prompts_per_step"] * setting["group_size"]:
+    def add(recorder: Recorder, log: str, *rows: dict) -> None:
+        usual(recorder, log, *rows)
+        if log == "metrics" and rows[-1]["step"] == STEPS:
             raise KeyboardInterrupt
-        return task.verify(problem, response)
 
-    model, tokenizer = models.load(start(task.name, setting["seed"]), device="cpu")
-    ours = {"method", "task", "algorithm", "parameters", "advantage_function"}
-    run = train_policy(
-        model,
-        tokenizer,
-        dataclasses.replace(task, verify=verify),
-        Algorithm(**setting["algorithm"]),
-        **{name: value for name, value in setting.items() if name not in ours},
-        advantage_function=replacement(record["command"]),
-        progress=False,
-        threads=1,
-        device="cpu",
-    )
+    monkeypatch.setattr(Recorder, "add", add)
+    monkeypatch.chdir(RUNS.parents[1])
+    short = ["--out", str(tmp_path), "--evaluate-every", "0", "--n", "16", "--quiet"]
+    assert main([*words, *short]) == 130
+    run = read_run(tmp_path)
     assert len(run.metrics) == STEPS
+    for name in setting.keys() - {"algorithm"}:  # a row may have gained a choice since
+        assert run.settings[name] == setting[name], name
     same = record["cpu"] == processor() and record["versions"]["torch"] == torch.__version__
     for name, values in record["head"].items():
         found = [row[name] for row in run.metrics]
         if same:
             assert found == pytest.approx(values[:STEPS], rel=1e-6, abs=1e-6), name
-    assert run.metrics[0]["reward"] == pytest.approx(record["head"]["reward"][0], abs=0.15)
+    first = "reward" if "reward" in record["head"] else "loss"
+    verified = setting.get("algorithm", {}).get("reward") == "verifier"
+    within = 0.15 if verified else 0.5  # sums of rewards and scores lie further apart
+    assert run.metrics[0][first] == pytest.approx(record["head"][first][0], abs=within)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -140,10 +172,10 @@ def test_records_are_read_back_as_runs(name: str) -> None:
     runs = read_records(RUNS / name)
     for variant, seeds in runs.items():
         assert [run.settings["seed"] for run in seeds] == list(range(len(seeds))), variant
-        steps, rewards = seeds[0].curve("reward")
+        steps, losses = seeds[0].curve("loss")
         assert steps[0] == 1
-        assert all(0 <= reward <= 1 for reward in rewards)
-        assert seeds[0].curve("sampled")[0][0] == 0
+        assert all(math.isfinite(loss) for loss in losses)
+        assert seeds[0].evaluations[0]["step"] == 0
 
 
 def test_no_records_is_an_error(tmp_path: Path) -> None:
