@@ -9,7 +9,7 @@ import torch
 
 from rlcore.checks import check_seed, check_whole
 from rlcore.sampling import sample
-from rlcore.tasks import Task, rate
+from rlcore.tasks import Task, rate_all
 
 
 def evaluate(
@@ -61,9 +61,10 @@ def evaluate(
             )
             lengths += out.lengths.tolist()
             cut += out.truncated.tolist()
-            for i, prompt in enumerate(batch):
+            each = rate_all(task, out.prompts, out.texts)
+            for i in range(len(batch)):
                 texts = out.texts[i * copies : (i + 1) * copies]
-                rated = [rate(task, prompt, text) for text in texts]
+                rated = each[i * copies : (i + 1) * copies]
                 rewards = [reward for reward, _ in rated if not math.isnan(reward)]
                 failed = failed or next((error for _, error in rated if error), None)
                 missing += copies - len(rewards)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from rlcore.tasks.code import CodeProblem, code_task
+from rlcore.tasks.formula import FORMULA
 from rlcore.tasks.letters import LETTERS
 from rlcore.tasks.preferences import PreferencePairs, load_pairs, sample_pairs
 from rlcore.tasks.reviews import REVIEWS
 from rlcore.tasks.robot import ROBOT
+from rlcore.tasks.sandbox import SandboxError
 from rlcore.tasks.sort import SORT, SORT_FEW, SORT_UNSEEN
 from rlcore.tasks.sort_box import SORT_BOX, SORT_BOX_UNEVEN
 from rlcore.tasks.sort_filler import SORT_FILLER
-from rlcore.tasks.task import SPLITS, Task, rate, rate_each
+from rlcore.tasks.task import SPLITS, Task, rate, rate_all, rate_each
 
 TASKS = {
     task.name: task
@@ -23,10 +26,12 @@ TASKS = {
         SORT_FILLER,
         LETTERS,
         REVIEWS,
+        FORMULA,
     )
 }
 
 __all__ = [
+    "FORMULA",
     "LETTERS",
     "REVIEWS",
     "ROBOT",
@@ -38,11 +43,15 @@ __all__ = [
     "SORT_UNSEEN",
     "SPLITS",
     "TASKS",
+    "CodeProblem",
     "PreferencePairs",
+    "SandboxError",
     "Task",
+    "code_task",
     "get_task",
     "load_pairs",
     "rate",
+    "rate_all",
     "rate_each",
     "sample_pairs",
 ]

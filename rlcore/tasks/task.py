@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 SPLITS = ("train", "held-out")
 LARGEST_REWARD = 1e100  # beyond it squares, and so standard deviations, overflow
+
+
+class VerifierUnavailable(OSError):
+    """A verifier that cannot work on this machine at all: unlike other errors it stops a run."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,9 @@ class Task:
     problem(rng) draws a problem. solution(problem) is a right response.
     demonstration(problem, rng) is what the teacher of SFT writes, right or wrong.
     verify(problem, response) is the reward in [0, 1], or None where it abstains; a response is
-    text from outside: it is compared, never evaluated, and a malformed one is worth 0.
+    text from outside: it is compared, never evaluated, and a malformed one is worth 0. It may have
+    a method many(problems, responses) -> [(reward, what to name or None), ...], to be asked of a
+    batch at once; what is named is listed among a run's errors, beside a reward that counts.
     key(problem) decides the split: problems with one key are all in "train" or all in "held-out".
 
     rewards(problem, response), where a task has several rewards: one for each of reward_names, None
@@ -105,10 +111,36 @@ def rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
 
     None and NaN mean that it abstains. A verifier that raises, or returns something that is not a
     finite number of at most `LARGEST_REWARD`, does not stop a run: the reward is missing, and the
-    error says why.
+    error says why. One that cannot work here at all does: VerifierUnavailable is passed on.
     """
+    return rate_all(task, [prompt], [response])[0]
+
+
+def rate_all(
+    task: Task, prompts: Sequence[str], responses: Sequence[str]
+) -> list[tuple[float, str | None]]:
+    """`rate` of each response; at once, where the verifier has a method `many`."""
+    many = getattr(task.verify, "many", None)
+    if many is not None:
+        try:
+            found = [
+                (_number(value, "the verifier"), named) for value, named in many(prompts, responses)
+            ]
+            if len(found) != len(responses):
+                raise ValueError(f"the verifier returned {len(found)} of {len(responses)} rewards")
+            return found
+        except VerifierUnavailable:
+            raise
+        except Exception as error:
+            return [(math.nan, f"{type(error).__name__}: {error}")] * len(responses)
+    return [_rate(task, *pair) for pair in zip(prompts, responses, strict=True)]
+
+
+def _rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
     try:
         return _number(task.verify(prompt, response), "the verifier"), None
+    except VerifierUnavailable:
+        raise
     except Exception as error:  # any error of a verifier is the verifier's
         return math.nan, f"{type(error).__name__}: {error}"
 

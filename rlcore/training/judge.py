@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.algorithms import Algorithm
 from rlcore.sampling import Samples
-from rlcore.tasks import Task, rate, rate_each
+from rlcore.tasks import Task, rate_all, rate_each
 from rlcore.training.reward import finite
 
 SCORE_NORMALIZATIONS = ("none", "start")
@@ -112,10 +112,15 @@ class Judge:
         return Judged(total, rewards, verified, errors + more)
 
     def _ask(self, samples: Samples, step: int, what: str) -> tuple[Tensor, list[dict[str, Any]]]:
-        """A function of the task, response by response; an error is listed with its response."""
+        """A function of the task on every response; an error is listed with its response."""
         values, errors = [], []
-        for prompt, text in zip(samples.prompts, samples.texts, strict=True):
-            value, error = (rate if what == "verify" else rate_each)(self.task, prompt, text)
+        pairs = list(zip(samples.prompts, samples.texts, strict=True))
+        found: Sequence[tuple[Any, str | None]]
+        if what == "verify":
+            found = rate_all(self.task, samples.prompts, samples.texts)
+        else:
+            found = [rate_each(self.task, *pair) for pair in pairs]
+        for (prompt, text), (value, error) in zip(pairs, found, strict=True):
             if error is not None:
                 errors.append({"step": step, "error": error, "prompt": prompt, "response": text})
             values.append(value)
