@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rlcore.checks import brief, check_seed, shown
 from rlcore.devices import choose_device, choose_dtype
+from rlcore.files import sync, sync_folder, unwritten
 from rlcore.objectives._checks import describe, is_dense, read_mask
 from rlcore.objectives.reward_model import last_token_values
 
@@ -147,18 +148,34 @@ def build_model(
 
 
 def save(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> Path:
-    """Write model and tokenizer to a folder, whole or not at all: an older one stays until then."""
+    """Write model and tokenizer to a folder, whole or not at all.
+
+    An older one stays until then; whenever the process dies, a whole one is there under this name
+    or under this name and `.old`. Raises WriteError naming the folder where it cannot be written.
+    """
     folder = Path(path)
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir(parents=True)
-    with quiet():
-        model.save_pretrained(new)
-        tokenizer.save_pretrained(new)
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(new, folder)
+    try:
+        if old.exists() and not folder.exists():  # a save that died between its two last steps
+            os.replace(old, folder)
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        new.mkdir(parents=True)
+        with quiet():
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+        for file in new.iterdir():
+            sync(file)
+        sync_folder(new)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(new, folder)
+        sync_folder(folder.parent)
+    except (
+        Exception
+    ) as error:  # safetensors and tokenizers have errors of their own for a full disk
+        shutil.rmtree(new, ignore_errors=True)
+        raise unwritten("model ", folder, error) from error
     shutil.rmtree(old, ignore_errors=True)
     return folder
 

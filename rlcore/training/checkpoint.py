@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from rlcore.checks import brief
+from rlcore.files import write_whole
 
 
 def get_random_state() -> dict[str, Any]:
@@ -56,20 +56,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Save `state`; a reader sees the old file or the new one, never a half.
+    """Save `state`; a reader sees the old file or the new one, never a half (see `write_whole`).
 
-    Raises OSError naming the file when it cannot be written; the old one is then still there.
+    Raises WriteError, an OSError, naming the file when it cannot be written; the old one is then
+    still there.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise OSError(f"checkpoint {path} could not be written: {error}") from error
+    write_whole(path, lambda file: torch.save(state, file), "checkpoint ")
 
 
 def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:

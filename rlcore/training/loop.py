@@ -9,11 +9,13 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlcore.checks import brief
+from rlcore.files import WriteError
 from rlcore.models import save
 from rlcore.objectives import RewardHistory
 from rlcore.training.checkpoint import (
@@ -32,12 +34,12 @@ from rlcore.training.record import Recorder, Run
 class NonFiniteError(RuntimeError):
     """A loss or gradient was NaN or infinite. `batch` holds the tensors of the step.
 
-    The weights are those of the update before: nothing was trained on it.
+    The weights are those of the update before: nothing was trained on it. run: as far as it came.
     """
 
-    def __init__(self, what: str, batch: dict[str, Any]) -> None:
+    def __init__(self, what: str, batch: dict[str, Any], run: Run | None = None) -> None:
         super().__init__(what)
-        self.batch = batch
+        self.batch, self.run = batch, run
 
 
 @dataclass
@@ -87,27 +89,38 @@ def run_loop(
 ) -> Run:
     """Call `one_step` until `steps` are done; it returns a row of metrics, and what to show.
 
-    An interrupt (Ctrl-C, a kernel's stop button) lets the step under way finish; a second one does
-    not. Either way what was done is kept: the run is returned with `interrupted`, the model is as
-    trained so far, and the folder, if there is one, has a checkpoint to resume from.
+    An interrupt (Ctrl-C, a kernel's stop button, SIGTERM) lets the step under way finish; a second
+    one does not, but waits for a file that is being written. Either way what was done is kept: the
+    run is returned with `interrupted`, the model is as trained so far, and the folder, if there is
+    one, has a checkpoint to resume from. After a SIGTERM the process then ends, see
+    `deferred_interrupt`.
     extra: models and optimizers that belong to the run besides the policy's, kept in its
     checkpoints.
+    Raises NonFiniteError, and WriteError where the folder takes no more (a full disk): both have
+    the run so far as `run`, and the last good checkpoint stays.
     """
     run, path = recorder.run, recorder.checkpoint
     place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
     kept = {"model": model, "optimizer": optimizer, **(extra or {})}
     with seeded(seed), deferred_interrupt() as stop:
-        seconds = 0.0
+        seconds, good = 0.0, None  # the last good checkpoint's
         saved = read_checkpoint(path, run.settings) if resume and path is not None else None
         if saved is not None:
             try:
                 for name, part in kept.items():
                     part.load_state_dict(saved[name])
                 place.restore(saved)
-                seconds = float(saved["seconds"])
+                seconds, good = float(saved["seconds"]), place.step
             except Exception as error:
                 raise ValueError(f"resume: {path} is damaged ({brief(error)})") from error
-        recorder.begin(place.step, seconds)
+
+        def stopped(error: WriteError) -> WriteError:
+            return WriteError(f"{error}{told(path, good, place.step)}", error, run)
+
+        try:
+            recorder.begin(place.step, seconds)
+        except WriteError as error:
+            raise stopped(error) from error
         boundary = place.state()
         moved: list[bool] = []  # not empty: the weights are no longer those of the boundary
         hooks = [
@@ -117,57 +130,81 @@ def run_loop(
         ]
 
         def checkpoint() -> None:
-            if path is not None:
-                states = {name: part.state_dict() for name, part in kept.items()}
-                rest = {"settings": run.settings, "seconds": run.seconds}
-                write_checkpoint(path, {**boundary, **states, **rest})
+            nonlocal good
+            states = {name: part.state_dict() for name, part in kept.items()}
+            rest = {"settings": run.settings, "seconds": run.seconds}
+            recorder.write_checkpoint({**boundary, **states, **rest})
+            good = boundary["step"]
+
+        def measure() -> None:
+            """Evaluate where that is due and was not done, as when it was interrupted."""
+            due = evaluate_every and (place.step == steps or place.step % evaluate_every == 0)
+            done = any(row["step"] == place.step for row in run.evaluations)
+            if evaluation is not None and due and not done:
+                recorder.add("evaluations", {"step": place.step, **evaluation()})
 
         bar = Progress(title, steps, place.step, progress)
         try:
-            if place.step == 0 and evaluation is not None and evaluate_every:
-                recorder.add("evaluations", {"step": 0, **evaluation()})
+            measure()
             while place.step < steps and not stop():
                 rate = learning_rate(place.step)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 row, shown = one_step(place)
-                place.step += 1
-                boundary = place.state()
-                moved.clear()
-                recorder.add("metrics", {"step": place.step, **row, "learning_rate": rate})
-                last = place.step == steps
-                due = evaluate_every and (last or place.step % evaluate_every == 0)
-                if evaluation is not None and due:
-                    recorder.add("evaluations", {"step": place.step, **evaluation()})
-                if checkpoint_every and not last and place.step % checkpoint_every == 0:
-                    checkpoint()
+                with stop.held():  # a step is done for the log and for a checkpoint, or for neither
+                    place.step += 1
+                    boundary = place.state()
+                    moved.clear()
+                    recorder.add("metrics", {"step": place.step, **row, "learning_rate": rate})
+                measure()
+                if checkpoint_every and place.step < steps and place.step % checkpoint_every == 0:
+                    with stop.held():
+                        checkpoint()
                 bar.step(**shown)
             run.finished = place.step == steps
-            run.interrupted = not run.finished
         except KeyboardInterrupt:
-            run.interrupted = True
+            pass
         except NonFiniteError as error:
             where = ""
             if recorder.folder is not None:
                 file = recorder.folder / f"nonfinite-step-{place.step + 1}.pt"
-                write_checkpoint(file, error.batch)
                 where = f"; the batch is in {file}"
-            recorder.describe("failed")
+                try:
+                    write_checkpoint(file, error.batch)
+                except WriteError as second:
+                    where = f"; {second}"
+            recorder.give_up()
             message = f"step {place.step + 1}: {error}{where}; nothing was trained on it"
-            raise NonFiniteError(message, error.batch) from error
+            raise NonFiniteError(message, error.batch, run) from error
+        except WriteError as error:
+            recorder.give_up()
+            raise stopped(error) from error
         except BaseException:
-            recorder.describe("failed")
+            recorder.give_up()
             raise
         finally:
             for hook in hooks:
                 hook.remove()
             bar.close()
-        if not moved:
-            checkpoint()
-        if recorder.folder is not None:
-            save(model, tokenizer, recorder.folder / "model")
-        recorder.describe("finished" if run.finished else "interrupted")
+        run.interrupted = not run.finished
+        stop.hold()
+        try:
+            if not moved:
+                checkpoint()
+            if recorder.folder is not None:
+                save(model, tokenizer, recorder.folder / "model")
+            recorder.describe("finished" if run.finished else "interrupted")
+        except WriteError as error:
+            raise stopped(error) from error
     return run
+
+
+def told(path: Path | None, good: int | None, step: int) -> str:
+    """Where a run stands that could not be written down, for the message."""
+    kept = f"the last good checkpoint, {path}, is of step {good}: resume goes on from it"
+    if good is None:
+        kept = "there is no checkpoint yet"
+    return f". The run stopped after step {step}; {kept}. Model and `run` of this error are usable"
 
 
 def apply_gradient(

@@ -7,6 +7,7 @@ reward and advantage), `checkpoint.pt`, and at the end `model/`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from rlcore.files import WriteError, append, sync, unwritten, write_whole
+from rlcore.training.checkpoint import write_checkpoint
 
 Rows = list[dict[str, Any]]
 LOGS = ("metrics", "evaluations", "samples", "errors")
@@ -58,31 +62,52 @@ class Recorder:
         self.clock = time.monotonic()
         if self.folder is not None:
             run.out = self.folder
-            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritten("run folder ", self.folder, error) from error
 
     @property
     def checkpoint(self) -> Path | None:
         return None if self.folder is None else self.folder / "checkpoint.pt"
 
     def begin(self, step: int, seconds: float = 0.0) -> None:
-        """Start at `step`: what an earlier attempt wrote after it is dropped (0: everything)."""
+        """Start at `step`: what an earlier attempt wrote after it is dropped (0: everything).
+
+        Raises ValueError where the log lacks a step before it, or has a damaged line.
+        """
         self.clock = time.monotonic() - seconds
         if self.folder is None:
             return
+        for leftover in self.folder.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
         for name in LOGS:
             path = self.folder / f"{name}.jsonl"
             rows = [row for row in read_lines(path) if row["step"] <= step and step > 0]
-            replace_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+            if name == "metrics" and [row["step"] for row in rows] != list(range(1, step + 1)):
+                raise ValueError(f"resume: {path} has not each step from 1 to {step} once")
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            if not path.is_file():
+                append(path, "")
+            elif path.read_bytes() != text.encode():
+                replace_text(path, text)
             getattr(self.run, name).extend(rows)
         self.describe("running")
 
     def add(self, log: str, *rows: dict[str, Any]) -> None:
-        """Append rows to one of `LOGS`."""
+        """Append rows to one of `LOGS`. Raises WriteError; the rows are then in the run alone."""
         getattr(self.run, log).extend(rows)
         self.run.seconds = time.monotonic() - self.clock
         if self.folder is not None and rows:
-            with open(self.folder / f"{log}.jsonl", "a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(row) + "\n" for row in rows))
+            append(self.folder / f"{log}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def write_checkpoint(self, state: dict[str, Any]) -> None:
+        """A checkpoint, where there is a folder; the logs are on the disk before it."""
+        if self.folder is not None and self.checkpoint is not None:
+            for name in LOGS:
+                sync(self.folder / f"{name}.jsonl")
+            write_checkpoint(self.checkpoint, state)
 
     def describe(self, status: str) -> None:
         """Write run.json."""
@@ -95,6 +120,11 @@ class Recorder:
                 **surroundings(self.device),
             }
             replace_text(self.folder / "run.json", json.dumps(text, indent=1) + "\n")
+
+    def give_up(self) -> None:
+        """Write down that the run failed, where there is room for it."""
+        with contextlib.suppress(WriteError):
+            self.describe("failed")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -212,6 +242,4 @@ def commit() -> str | None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, lambda file: file.write(text.encode()))
