@@ -75,7 +75,8 @@ def append(path: Path, text: str) -> None:
                 while rest:
                     rest = rest[file.write(rest) :]
             except BaseException:
-                os.ftruncate(file.fileno(), start)
+                with contextlib.suppress(OSError):  # what is no file has no end to cut
+                    os.ftruncate(file.fileno(), start)
                 raise
     except OSError as error:
         raise unwritten("", path, error) from error

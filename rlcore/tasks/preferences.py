@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.checks import brief, check_seed, check_whole
+from rlcore.files import write_whole
 from rlcore.tasks.task import SPLITS, Task, rate
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ class PreferencePairs:
             for row in zip(*given.values(), strict=True)
         )
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(file.name + ".tmp")
-        new.write_text("".join(lines), encoding="utf-8")
-        os.replace(new, file)
+        write_whole(file, lambda opened: opened.writelines(line.encode() for line in lines))
         return file
 
 

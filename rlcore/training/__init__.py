@@ -5,6 +5,7 @@ With records, checkpoints and recipes.
 
 from __future__ import annotations
 
+from rlcore.files import WriteError
 from rlcore.training.loop import NonFiniteError
 from rlcore.training.policy import train_policy
 from rlcore.training.preference import train_preference
@@ -19,6 +20,7 @@ __all__ = [
     "NonFiniteError",
     "Recipe",
     "Run",
+    "WriteError",
     "check_trainable",
     "read_records",
     "read_run",

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -378,33 +377,6 @@ def test_a_checkpoint_is_whole_or_the_old_one(tmp_path, monkeypatch) -> None:
     monkeypatch.undo()
     assert read_checkpoint(path, {})["n"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
-def test_killed_at_any_moment(coin, make, tmp_path) -> None:
-    """SIGKILL at three moments, also while a checkpoint is written: never a half-written file."""
-    settings = {**POLICY, "steps": 30}
-    out = tmp_path / "run"
-    for attempt in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, "grpo", str(out), "0", repr(settings)]
-        )
-        before = len(read_lines(out / "metrics.jsonl"))
-        deadline = time.monotonic() + 120
-        while len(read_lines(out / "metrics.jsonl")) < min(before + 2, 30):
-            assert process.poll() is None or process.returncode == 0
-            assert time.monotonic() < deadline
-            time.sleep(0.002 * attempt)
-            if process.poll() is not None:
-                break
-        process.kill()
-        process.wait()
-        if (out / "checkpoint.pt").exists():
-            torch.load(out / "checkpoint.pt", weights_only=True)
-    assert child("grpo", out, 0, settings) == 0
-    assert child("grpo", tmp_path / "whole", 0, settings) == 0
-    whole, parts = final_state(tmp_path / "whole"), final_state(out)
-    for name in whole:
-        assert equal(whole[name], parts[name]), name
 
 
 def damaged(good: bytes) -> dict[str, bytes]:
