@@ -214,7 +214,7 @@ def _report(run: training.Run, task: Task) -> int:
             print(f"step {row['step']}: held-out pairs: {told}")
     if run.errors:
         first = run.errors[0]
-        print(f"the verifier raised {len(run.errors)} times; first: {first['error']}")
+        print(f"the verifier failed {len(run.errors)} times; first: {first['error']}")
     return 0 if run.finished else 130
 
 

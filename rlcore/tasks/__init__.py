@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlcore.tasks.code import CodeProblem, code_task
 from rlcore.tasks.formula import FORMULA
 from rlcore.tasks.letters import LETTERS
+from rlcore.tasks.limit import VerifierTimeout
 from rlcore.tasks.preferences import PreferencePairs, load_pairs, sample_pairs
 from rlcore.tasks.reviews import REVIEWS
 from rlcore.tasks.robot import ROBOT
@@ -47,6 +48,7 @@ __all__ = [
     "PreferencePairs",
     "SandboxError",
     "Task",
+    "VerifierTimeout",
     "code_task",
     "get_task",
     "load_pairs",

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+from rlcore.checks import check_positive
+from rlcore.tasks.limit import limited
+
 SPLITS = ("train", "held-out")
 LARGEST_REWARD = 1e100  # beyond it squares, and so standard deviations, overflow
 
@@ -36,6 +39,9 @@ class Task:
     preference_scale, where a task has a true reward for preferences: a rater with this much noise
     prefers a to b with probability sigmoid((R(a) - R(b)) / preference_scale). R is verify, which
     may then return any finite number, and less than 0 for a malformed response.
+    verifier_timeout: seconds that verify and rewards have for one response; None, no limit. It is
+    there against one that hangs: rewards of one that needs nearly so long depend on the machine.
+    A verify with a method `many` keeps its own limits.
 
     Raises ValueError where these do not fit together.
     """
@@ -54,6 +60,7 @@ class Task:
     reward_names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     preference_scale: float | None = None
+    verifier_timeout: float | None = 10.0
 
     def __post_init__(self) -> None:
         if bool(self.symbols) == bool(self.words):
@@ -69,6 +76,8 @@ class Task:
         scale = self.preference_scale
         if scale is not None and not 0 < scale < math.inf:
             raise ValueError(f"preference_scale: found {scale!r}; wanted a finite number above 0")
+        if self.verifier_timeout is not None:
+            check_positive(verifier_timeout=self.verifier_timeout)
 
     @property
     def vocabulary(self) -> str | tuple[str, ...]:
@@ -109,9 +118,10 @@ class Task:
 def rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
     """(reward, error) of a response: what the verifier says, or NaN for a missing reward.
 
-    None and NaN mean that it abstains. A verifier that raises, or returns something that is not a
-    finite number of at most `LARGEST_REWARD`, does not stop a run: the reward is missing, and the
-    error says why. One that cannot work here at all does: VerifierUnavailable is passed on.
+    None and NaN mean that it abstains. A verifier that raises, that needs more than
+    `task.verifier_timeout`, or returns something that is not a finite number of at most
+    `LARGEST_REWARD`, does not stop a run: the reward is missing, and the error says why.
+    One that cannot work here at all does: VerifierUnavailable is passed on.
     """
     return rate_all(task, [prompt], [response])[0]
 
@@ -138,7 +148,8 @@ def rate_all(
 
 def _rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
     try:
-        return _number(task.verify(prompt, response), "the verifier"), None
+        value = limited(task.verifier_timeout, task.verify, prompt, response)
+        return _number(value, "the verifier"), None
     except VerifierUnavailable:
         raise
     except Exception as error:  # any error of a verifier is the verifier's
@@ -155,7 +166,7 @@ def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...]
     if task.rewards is None:
         raise ValueError(f"task: {task.name!r} has no several rewards; wanted one with rewards")
     try:
-        values = dict(task.rewards(prompt, response))
+        values = dict(limited(task.verifier_timeout, task.rewards, prompt, response))
         if set(values) != set(task.reward_names):
             raise ValueError(f"rewards returned {sorted(values)}, not {list(task.reward_names)}")
     except Exception as error:

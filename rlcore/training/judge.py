@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlcore.algorithms import Algorithm
 from rlcore.sampling import Samples
-from rlcore.tasks import Task, rate_all, rate_each
+from rlcore.tasks import Task, VerifierTimeout, rate_all, rate_each
 from rlcore.training.reward import finite
 
 SCORE_NORMALIZATIONS = ("none", "start")
@@ -147,6 +147,17 @@ class Judge:
                 row[f"rewards/{name}/std"] = pstdev(known(column)) if known(column) else None
                 row[f"rewards/{name}/missing"] = int(column.isnan().sum())
         return row
+
+
+def count_errors(judged: Judged) -> dict[str, int]:
+    """How often the verifier failed: it raised or returned what is no reward; it ran out of time.
+
+    Both and abstentions are missing rewards.
+    """
+    late = sum(
+        error["error"].startswith(f"{VerifierTimeout.__name__}: ") for error in judged.errors
+    )
+    return {"verifier_errors": len(judged.errors) - late, "verifier_timeouts": late}
 
 
 def known(values: Tensor) -> list[float]:

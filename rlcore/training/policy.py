@@ -93,8 +93,9 @@ def train_policy(
     max_new_tokens; a response is correct (likelihood term) where the verifier gives 1; a prompt
     that comes again (smoothed advantages) is known by its text, and its history is in the
     checkpoint.
-    A reward that is missing (the verifier abstains or raises) leaves its row out of statistics and
-    update; it is counted, and what was raised is in `Run.errors`.
+    A reward that is missing (the verifier abstains, raises or hangs, see `Task.verifier_timeout`)
+    leaves its row out of statistics and update; it is counted, and what was raised is in
+    `Run.errors`.
     A held-out mean of nothing but missing rewards is None.
     evaluate_n, evaluate_samples: held-out problems, and the responses sampled to each.
 
@@ -120,10 +121,11 @@ def train_policy(
     population std), frac_reward_zero_std (share of all-equal groups), advantage_min and
     advantage_max, entropy (nats per token, of the distribution sampled from), kl (k3 estimate per
     token of KL(policy || start), with the tokens sampled; only with a reference), length, truncated
-    (share), missing_rewards, verifier_errors, rows_used, loss and the statistics of `policy_loss`
-    (over the rows used, where there are any; mean over the updates of the step), grad_norm,
-    learning_rate; with several updates per batch also `updates`, a list; with dynamic sampling
-    sampling_rounds and prompts_kept (the others then are of all that was sampled); greedy_reward
+    (share), missing_rewards, and of these verifier_errors and verifier_timeouts, rows_used, loss
+    and the statistics of `policy_loss` (over the rows used, where there are any; mean over the
+    updates of the step), grad_norm, learning_rate; with several updates per batch also `updates`, a
+    list; with dynamic sampling sampling_rounds and prompts_kept (the others then are of all that
+    was sampled); greedy_reward
     where the baseline is the greedy answer. With several rewards rewards/NAME/mean, /std and
     /missing of each, reward is that of their weighted sum, and accuracy is what the verifier says;
     with a reward model that is true_reward. With a critic val/loss (without its weight),

@@ -14,7 +14,7 @@ from rlcore.algorithms import Algorithm
 from rlcore.tasks import Task
 from rlcore.training.critic import Critic, monte_carlo, without_critic
 from rlcore.training.draw import draw
-from rlcore.training.judge import Judge
+from rlcore.training.judge import Judge, count_errors
 from rlcore.training.loop import Place
 from rlcore.training.record import Recorder
 from rlcore.training.rollout import compare, describe, examples, score
@@ -97,7 +97,7 @@ class PolicyStep:
         update = self._fit_critic if pretraining else self._update
         updates = [update(batch) for _ in range(self.updates_per_batch)]
         row = describe(samples, judged.reward, advantages, reference) | self.judge.describe(judged)
-        row |= {"verifier_errors": len(judged.errors), "rows_used": int(used.sum())}
+        row |= {**count_errors(judged), "rows_used": int(used.sum())}
         row |= drawn.metrics
         if pretraining:
             row |= {"rows_used": 0, "loss": None, "grad_norm": None}

@@ -286,6 +286,33 @@ def test_a_verifier_that_fails_is_counted_and_named(bad, said: str, coin, make, 
     assert read_run(tmp_path / "run").errors == run.errors
 
 
+def test_a_verifier_that_hangs_is_as_one_that_abstains(coin, make) -> None:
+    """Counted and named; it neither stops the run nor poisons it."""
+    hung: list[str] = []
+
+    def hangs(problem: str, response: str) -> float | None:
+        if not hung or problem + response == hung[0]:
+            hung[:] = [problem + response]
+            while True:
+                pass
+        return coin_flip(problem, response)
+
+    def abstains(problem: str, response: str) -> float | None:
+        return None if problem + response == hung[0] else coin_flip(problem, response)
+
+    task = replace(coin, verify=hangs, verifier_timeout=0.5)
+    run = train_policy(*make(), task, ROWS["grpo"], **SETTINGS)
+    assert run.finished
+    assert run.metrics[0]["verifier_timeouts"] >= 1
+    assert run.metrics[0]["verifier_errors"] == 0
+    assert run.metrics[0]["missing_rewards"] == run.metrics[0]["verifier_timeouts"]
+    assert run.errors[0]["error"] == "VerifierTimeout: no verdict in 0.5 s"
+    assert run.errors[0]["prompt"] + run.errors[0]["response"] == hung[0]
+    other = train_policy(*make(), replace(coin, verify=abstains), ROWS["grpo"], **SETTINGS)
+    for mine, theirs in zip(run.metrics, other.metrics, strict=True):
+        assert {**mine, "verifier_timeouts": 0} == theirs
+
+
 def test_a_reference_only_where_it_is_needed(coin, make, monkeypatch) -> None:
     copies = []
 
