@@ -8,7 +8,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -21,51 +22,62 @@ class _Rang(BaseException):
     """Raised inside the function; no Exception, so `except Exception` there lets it through."""
 
 
-def limited(seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)`; VerifierTimeout when it takes more than `seconds` (None: no limit).
+Call = Callable[..., Any]
 
-    In the main thread of a POSIX system by an alarm, which ends whatever Python runs or waits for.
-    Elsewhere in a thread of its own, which is asked to end and left to itself. Neither ends one
-    call into compiled code that does not come back to Python: what may do that needs a process of
-    its own, as the code verifier has.
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[Call]:
+    """In the block, `call(function, *arguments)` has so many seconds each time (None: no limit).
+
+    It raises VerifierTimeout when they are over. In the main thread of a POSIX system by an alarm,
+    which ends whatever Python runs or waits for. Elsewhere in a thread of its own, which is asked
+    to end and left to itself. Neither ends one call into compiled code that does not come back to
+    Python: what may do that needs a process of its own, as the code verifier has.
     """
     if seconds is None:
-        return function(*arguments)
-    main = threading.current_thread() is threading.main_thread()
-    call = _by_alarm if main and hasattr(signal, "setitimer") else _by_thread
-    return call(seconds, function, arguments)
+        yield lambda function, *arguments: function(*arguments)
+    elif threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        with _alarm(seconds) as call:
+            yield call
+    else:
+        yield lambda function, *arguments: _by_thread(seconds, function, arguments)
 
 
-def _late(seconds: float) -> VerifierTimeout:
-    return VerifierTimeout(f"no verdict in {seconds:g} s")
-
-
-def _by_alarm(seconds: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    armed = [True]
+@contextmanager
+def _alarm(seconds: float) -> Iterator[Call]:
+    armed: list[bool] = []
 
     def ring(number: int, frame: FrameType | None) -> None:
         if armed:
             raise _Rang
 
-    handler, began = signal.signal(signal.SIGALRM, ring), time.monotonic()
-    # It rings again each second, for a function that takes the first one for an error of its own.
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
+    def call(function: Call, *arguments: Any) -> Any:
         try:
-            return function(*arguments)
-        finally:
+            try:
+                armed.append(True)
+                # It rings again each second, for what takes the first one for an error of its own.
+                signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+                return function(*arguments)
+            finally:
+                armed.clear()
+        except _Rang:
             armed.clear()
-    except _Rang:
-        armed.clear()
-        raise _late(seconds) from None
+            raise VerifierTimeout(f"no verdict in {seconds:g} s") from None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    began, others = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, 0)
+    handler = signal.signal(signal.SIGALRM, ring)
+    try:
+        yield call
     finally:
-        if left:  # somebody else's alarm goes on
-            left = max(left - (time.monotonic() - began), 1e-6)
-        signal.setitimer(signal.ITIMER_REAL, left, interval)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        if others[0]:  # somebody else's alarm goes on
+            left = others[0] - (time.monotonic() - began)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), others[1])
 
 
-def _by_thread(seconds: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _by_thread(seconds: float, function: Call, arguments: tuple[Any, ...]) -> Any:
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
     context = contextvars.copy_context()
 
@@ -84,7 +96,7 @@ def _by_thread(seconds: float, function: Callable[..., Any], arguments: tuple[An
     except queue.Empty:
         number = ctypes.c_ulong(thread.ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(_Rang))
-        raise _late(seconds) from None
+        raise VerifierTimeout(f"no verdict in {seconds:g} s") from None
     if not good:
         raise answer
     return answer

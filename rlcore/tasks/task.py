@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 from rlcore.checks import check_positive
-from rlcore.tasks.limit import limited
+from rlcore.tasks.limit import Call, limited
 
 SPLITS = ("train", "held-out")
 LARGEST_REWARD = 1e100  # beyond it squares, and so standard deviations, overflow
@@ -143,13 +143,13 @@ def rate_all(
             raise
         except Exception as error:
             return [(math.nan, f"{type(error).__name__}: {error}")] * len(responses)
-    return [_rate(task, *pair) for pair in zip(prompts, responses, strict=True)]
+    with limited(task.verifier_timeout) as call:
+        return [_rate(task, call, *pair) for pair in zip(prompts, responses, strict=True)]
 
 
-def _rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
+def _rate(task: Task, call: Call, prompt: str, response: str) -> tuple[float, str | None]:
     try:
-        value = limited(task.verifier_timeout, task.verify, prompt, response)
-        return _number(value, "the verifier"), None
+        return _number(call(task.verify, prompt, response), "the verifier"), None
     except VerifierUnavailable:
         raise
     except Exception as error:  # any error of a verifier is the verifier's
@@ -166,7 +166,8 @@ def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...]
     if task.rewards is None:
         raise ValueError(f"task: {task.name!r} has no several rewards; wanted one with rewards")
     try:
-        values = dict(limited(task.verifier_timeout, task.rewards, prompt, response))
+        with limited(task.verifier_timeout) as call:
+            values = dict(call(task.rewards, prompt, response))
         if set(values) != set(task.reward_names):
             raise ValueError(f"rewards returned {sorted(values)}, not {list(task.reward_names)}")
     except Exception as error:

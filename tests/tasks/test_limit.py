@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 
-from rlcore.tasks import SORT, VerifierTimeout, rate, rate_each
-from rlcore.tasks.limit import limited
+from rlcore.tasks import SORT, VerifierTimeout, limit, rate, rate_each
 
 SHORT = 0.3
+
+
+def limited(seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    with limit.limited(seconds) as call:
+        return call(function, *arguments)
 
 
 def busy() -> None:
