@@ -255,7 +255,7 @@ def load_scalar_model(
 
 
 def token_values(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    r"""One number per token, float32: column i is read off the hidden state of token i.
+    r"""One number per token: column i is read off the hidden state of token i.
 
     input_ids, attention_mask (B, L) -> (B, L). Column i has seen the tokens up to i, itself
     included, so it is the value of the state in which token i+1 is drawn.
@@ -263,8 +263,8 @@ def token_values(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tenso
     noise). The padding may stand on either side, on both or inside a row, and hold any id:
     positions are counted over real tokens, so a row has the same values wherever it stands. A
     padded slot has the value 0 and no gradient.
-    The head works in float32 whatever the model's dtype: in bfloat16 two rewards that differ by
-    less than one part in 256 would be a tie.
+    The head works in float32, or in the model's dtype where that is wider: in bfloat16 two rewards
+    that differ by less than one part in 256 would be a tie.
     Raises ValueError for a model without a scalar head, shapes that differ, ids that are no
     integers or, at a real token, none of the model's, and a mask of other numbers than 0 and 1.
     """
@@ -272,16 +272,17 @@ def token_values(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tenso
     ids, mask = read_batch(model, input_ids, attention_mask)
     with evaluating(model):
         hidden = model.base_model(input_ids=ids, use_cache=False, **padding(mask)).last_hidden_state
+    wide = torch.promote_types(hidden.dtype, torch.float32)
     hidden = torch.where(
-        mask.bool()[..., None], hidden.float(), 0.0
+        mask.bool()[..., None], hidden.to(wide), 0.0
     )  # nothing of the padding, NaN or not
-    return (hidden * head.weight[0].float()).sum(dim=-1)  # unlike @, the same bits after loading
+    return (hidden * head.weight[0].to(wide)).sum(dim=-1)  # unlike @, the same bits after loading
 
 
 def response_values(
     model: Any, input_ids: Tensor, attention_mask: Tensor, response_length: int
 ) -> Tensor:
-    r"""What a critic says BEFORE each token of the response is drawn, (B, T), float32.
+    r"""What a critic says BEFORE each token of the response is drawn, (B, T).
 
     input_ids, attention_mask (B, P+T), prompts padded on the left and responses on the right as
     `sample` gives them, T = `response_length`.
@@ -300,7 +301,7 @@ def response_values(
 
 
 def response_rewards(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    r"""What a reward model gives each row, $r_\phi(x, y)$, (B,), float32: its last real token's.
+    r"""What a reward model gives each row, $r_\phi(x, y)$, (B,): its last real token's.
 
     input_ids, attention_mask (B, L), prompt and response with its terminal token, padded on either
     side. Gradients and errors as `token_values`; a row without a real token is an error too.

@@ -170,7 +170,8 @@ def row_logprobs(model: Any, data: Rows, rows: Tensor, width: int) -> Tensor:
 def all_logprobs(model: Any, data: Rows, at_once: int) -> Tensor:
     """Log-probs (N, L-1) of every row, `at_once` at a time; 0 outside the responses."""
     width = data.ids.shape[1]
-    result = torch.zeros(data.mask.shape, device=data.ids.device)
+    wide = torch.promote_types(model.dtype, torch.float32)  # that of the log-probs
+    result = torch.zeros(data.mask.shape, dtype=wide, device=data.ids.device)
     # Rows of like length together: little padding is computed.
     for rows in data.lengths.sort().indices.split(at_once):
         longest = data.width(rows)

@@ -70,7 +70,9 @@ def test_pinned_trajectory(name: str, coin, make) -> None:
         assert run.curve(key)[1] == pytest.approx(values, rel=0, abs=1e-6), key
 
 
-# The other rows, as the recipes run them, in a file of their own. The critic's values are float32.
+# The other rows, as the recipes run them, in a file of their own. transformers' norms and rotary
+# embeddings are float32 whatever the model, and AdamW makes whole steps of what they round: at a
+# tenth of the learning rate above, another CPU's numbers still agree to 1e-6.
 PINNED_ROWS = json.loads((Path(__file__).parent / "pinned_rows.json").read_text(encoding="utf-8"))
 
 
@@ -95,14 +97,14 @@ def test_pinned_trajectory_of_every_other_row(name: str, coin, make) -> None:
     """Two updates a batch, so that clips and caps are at work."""
     model, tokenizer = make(dtype="float64")
     run = train_policy(
-        model, tokenizer, pinned_task(name, coin), pinned_row(name), **SETTINGS, updates_per_batch=2
-    )
-    within = 1e-3 if by_name(name).advantage == "gae" else 1e-6
+        model, tokenizer, pinned_task(name, coin), pinned_row(name), updates_per_batch=2,
+        **{**SETTINGS, "learning_rate": 1e-3},
+    )  # fmt: skip
     for key, values in PINNED_ROWS[name].items():
         found = [metrics[key] for metrics in run.metrics]
         assert [v is None for v in found] == [v is None for v in values]  # value pretraining
         rest = [v for v in values if v is not None]
-        assert run.curve(key)[1] == pytest.approx(rest, rel=0, abs=within), key
+        assert run.curve(key)[1] == pytest.approx(rest, rel=1e-6, abs=1e-6), key
 
 
 def test_the_loop_is_the_sum_of_its_parts(coin, make) -> None:
