@@ -1,13 +1,12 @@
 """Groups of responses from a policy, with the log-probs of the distribution sampled from.
 
 Less work for the same samples: a prompt is read once for its whole group, keys and values are
-kept, and a row leaves the batch when it is finished. None of it changes a sample, since each row
+kept, and finished rows leave the batch. None of it changes a sample, since each row
 has its own stream of random numbers, drawn before the first token.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,21 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import check_temperature, check_whole, shown
-from rlcore.models import check_length, check_response, encode, evaluating, padding, read_batch
+from rlcore.decoding import start_decoding
+from rlcore.models import (
+    check_length,
+    check_response,
+    decode,
+    encode,
+    evaluating,
+    padding,
+    read_batch,
+)
 from rlcore.objectives.logprobs import token_logprobs
+
+# Finished rows leave once no more than this share of a batch is running: to move what is kept costs
+# about as much as a token for all of them.
+WORTH_A_MOVE = 0.75
 
 
 @dataclass
@@ -66,7 +78,7 @@ def sample(
     greedy: the most likely token; its log-prob is 0, as it is chosen with certainty.
     generator: a `torch.Generator`, which is advanced; needed unless greedy. Same state, same
     machine, same thread count: same samples.
-    drop_finished: leave finished rows out of the batch (same samples, less work).
+    drop_finished: leave finished rows out of the batch, many at once (same samples, less work).
 
     Raises ValueError for an empty list of prompts or an empty prompt, characters without a token,
     a group_size or max_new_tokens below 1, temperature <= 0 (use greedy=True), a top_k or top_p
@@ -77,49 +89,55 @@ def sample(
     prompt_ids, prompt_mask = _encode_prompts(tokenizer, prompts, device)
     check_length(model, prompt_ids.shape[1] + max_new_tokens)
     rows, pad, eos = len(prompts) * group_size, tokenizer.pad_token_id, tokenizer.eos_token_id
-    uniforms = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
+    shape = (max_new_tokens, rows)  # a step's numbers side by side: they are written together
+    uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
     if generator is not None and not greedy:
         uniforms = torch.rand(
-            uniforms.shape, dtype=torch.float64, generator=generator, device=generator.device
-        ).to(device)
-    response = torch.full((rows, max_new_tokens), pad, device=device)
-    logprobs = torch.zeros(rows, max_new_tokens, device=device)
-    entropies = torch.zeros(rows, max_new_tokens, device=device)
-    lengths = torch.zeros(rows, dtype=torch.long, device=device)
-    ended = torch.zeros(rows, dtype=torch.bool, device=device)
+            (rows, max_new_tokens), dtype=torch.float64, generator=generator,
+            device=generator.device,
+        ).t().contiguous().to(device)  # fmt: skip
+    response = torch.full(shape, pad, device=device)
+    drawn = torch.zeros(shape, dtype=torch.bool, device=device)
+    logprobs = torch.zeros(shape, device=device)
+    entropies = torch.zeros(shape, device=device)
 
     with evaluating(model):
-        step = _Decoder(model, prompt_ids, prompt_mask, group_size)
+        step = start_decoding(model, prompt_ids, prompt_mask, group_size, max_new_tokens)
         active = torch.arange(rows, device=device)
+        ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of the active rows
+        finished = ended.clone()  # of all
         for t in range(max_new_tokens):
             logits = step.logits.float()
             if greedy:
                 tokens = logits.argmax(-1)
             else:
                 logits = _cut(logits / temperature, top_k, top_p)
-                tokens = _draw(logits.double().softmax(-1), uniforms[active, t])
-                logp = logits.log_softmax(-1)
-                logprobs[active, t] = logp.gather(-1, tokens[:, None])[:, 0]
-                entropies[active, t] = torch.special.entr(logp.exp()).sum(-1)
-            if not drop_finished:
-                tokens = tokens.masked_fill(ended[active], pad)
-            running = active[~ended[active]]
-            response[active, t] = tokens
-            lengths[running] = t + 1
-            ended[active] |= tokens == eos
-            if bool(ended.all()) or t + 1 == max_new_tokens:
+                tokens, logprobs[t, active], entropies[t, active] = _choose(
+                    logits, uniforms[t, active]
+                )
+            tokens = tokens.masked_fill(ended, pad)
+            response[t, active], drawn[t, active] = tokens, ~ended
+            ended = ended | (tokens == eos)
+            left = len(active) - int(ended.sum())
+            if left == 0 or t + 1 == max_new_tokens:
                 break
-            if drop_finished and bool(ended[active].any()):
-                keep = (~ended[active]).nonzero()[:, 0]
-                active, tokens = active[keep], tokens[keep]
+            if drop_finished and left <= WORTH_A_MOVE * len(active):
+                finished[active] = ended
+                keep = (~ended).nonzero()[:, 0]
+                active, tokens, ended = active[keep], tokens[keep], ended[keep]
                 step.keep(keep)
             step.advance(tokens)
+        finished[active] = ended
 
+    lengths = drawn.sum(0)
     width = int(lengths.max())
     mask = torch.arange(width, device=device) < lengths[:, None]
-    response, beyond = response[:, :width].masked_fill(~mask, pad), ~mask
-    answers = zip(response.tolist(), lengths.tolist(), ended.tolist(), strict=True)
-    texts = tokenizer.batch_decode([ids[: n - int(end)] for ids, n, end in answers])
+    response, logprobs, entropies = (
+        table[:width].t().contiguous() for table in (response, logprobs, entropies)
+    )
+    beyond = ~mask
+    answers = zip(response.tolist(), lengths.tolist(), finished.tolist(), strict=True)
+    texts = decode(tokenizer, [ids[: n - int(end)] for ids, n, end in answers])
     return Samples(
         prompts=[prompt for prompt in prompts for _ in range(group_size)],
         texts=texts,
@@ -128,11 +146,11 @@ def sample(
             [prompt_mask.repeat_interleave(group_size, 0), mask.to(prompt_mask.dtype)], 1
         ),
         response_mask=mask,
-        logprobs=logprobs[:, :width].masked_fill(beyond, 0.0),
-        entropy=entropies[:, :width].masked_fill(beyond, 0.0),
+        logprobs=logprobs.masked_fill(beyond, 0.0),
+        entropy=entropies.masked_fill(beyond, 0.0),
         group_ids=torch.arange(len(prompts), device=device).repeat_interleave(group_size),
         lengths=lengths,
-        truncated=~ended,
+        truncated=~finished,
     )
 
 
@@ -177,43 +195,17 @@ def _logits(model: Any, ids: Tensor, mask: Tensor, response_length: int) -> Tens
     return logits
 
 
-class _Decoder:
-    """One forward pass per token, over the rows that are still in the batch."""
-
-    def __init__(self, model: Any, ids: Tensor, mask: Tensor, group_size: int) -> None:
-        from transformers import DynamicCache
-
-        self.model, self.cache = model, DynamicCache()
-        names = inspect.signature(model.forward).parameters
-        self.cache_name = "cache" if "cache" in names else "past_key_values"
-        self.mask: Tensor | None = None
-        left = padding(mask)
-        out = self._forward(ids, left)
-        self.cache.batch_repeat_interleave(group_size)
-        self.logits = out.repeat_interleave(group_size, 0)
-        self.positions = mask.sum(1).repeat_interleave(group_size, 0)
-        if left:
-            self.mask = mask.repeat_interleave(group_size, 0)
-
-    def _forward(self, ids: Tensor, places: dict[str, Tensor]) -> Tensor:
-        inputs = {"input_ids": ids, "use_cache": True, self.cache_name: self.cache, **places}
-        logits: Tensor = self.model(**inputs, logits_to_keep=1).logits[:, -1]
-        return logits
-
-    def keep(self, rows: Tensor) -> None:
-        """Leave only these rows in the batch."""
-        self.cache.batch_select_indices(rows)
-        self.positions = self.positions[rows]
-        self.mask = None if self.mask is None else self.mask[rows]
-
-    def advance(self, tokens: Tensor) -> None:
-        """Append one token to each row; `logits` (rows, V) are then those of the next one."""
-        places = {"position_ids": self.positions[:, None]}
-        if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
-            places["attention_mask"] = self.mask
-        self.logits = self._forward(tokens[:, None], places)
-        self.positions = self.positions + 1
+def _choose(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their log-probs and the entropy of logits (rows, V), from one exp of each logit."""
+    scores = logits.double()
+    below = scores - scores.amax(-1, keepdim=True)
+    below.clamp_(min=torch.finfo(below.dtype).min)  # -inf: 0 log 0 is 0 in the entropy
+    weights = below.exp()
+    tokens = _draw(weights, uniform)
+    total = weights.sum(-1)
+    logprob = below.gather(-1, tokens[:, None])[:, 0] - total.log()
+    entropy = total.log() - torch.linalg.vecdot(weights, below) / total
+    return tokens, logprob.float(), entropy.float()
 
 
 def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:

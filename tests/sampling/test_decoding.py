@@ -1,0 +1,265 @@
+"""Decoding with a cache: what `generate` gives, and what a full forward pass gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+
+from rlcore import decoding, models
+from rlcore.sampling import sample
+
+PADDED = ["352041=", "0=", "98=", "123456=", "5="]
+ONE_LENGTH = ["12=", "34=", "90="]
+VOCABULARY = {"vocab_size": 13, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+SHAPE = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    **VOCABULARY,
+}
+
+
+def llama(**changes: Any) -> Any:
+    return transformers.LlamaConfig(**{**SHAPE, **changes})
+
+
+def rope(kind: str, **numbers: float) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10_000.0, **numbers}
+
+
+LLAMA3 = {
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Those for which the layers are computed here.
+PLAIN = {
+    **{f"our {size}": size for size in models.SIZES},
+    "shared keys": llama(num_key_value_heads=2),
+    "one key head": llama(num_key_value_heads=1),
+    "own head": llama(tie_word_embeddings=False),
+    "wide heads": llama(head_dim=16),
+    "shape of SmolLM2": llama(
+        hidden_size=72,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=192,
+        rms_norm_eps=1e-5,
+        rope_parameters=rope("default", rope_theta=100_000.0),
+    ),
+    "linear angles": llama(rope_parameters=rope("linear", factor=2.0)),
+    "angles of Llama 3": llama(rope_parameters=rope("llama3", **LLAMA3)),
+    "eager attention": llama(attn_implementation="eager"),
+}
+# Those that are called as they are.
+OTHERS = {
+    "GPT-2": transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_positions=256, **VOCABULARY),
+    "Qwen2": transformers.Qwen2Config(**{**SHAPE, "num_key_value_heads": 2}),
+    "Qwen3": transformers.Qwen3Config(**{**SHAPE, "num_key_value_heads": 2, "head_dim": 8}),
+    "biases": llama(attention_bias=True),
+    "biases of the feed-forward": llama(mlp_bias=True),
+    "another activation": llama(hidden_act="gelu"),
+    "angles by length": llama(rope_parameters=rope("dynamic", factor=2.0)),
+}
+ALL = {**PLAIN, **OTHERS}
+
+
+def build(config: Any) -> tuple[Any, Any]:
+    """A model with large random weights, so that it is neither uniform nor certain."""
+    tokenizer = models.build_tokenizer("0123456789=")
+    if isinstance(config, str):
+        model = models.build_model(config, tokenizer, seed=0, max_length=256)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            model = AutoModelForCausalLM.from_config(config).eval()
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=1.5 / weight.shape[1] ** 0.5, generator=numbers)
+            elif name.endswith("bias"):
+                weight.normal_(std=0.1, generator=numbers)
+            else:
+                weight.uniform_(0.5, 1.5, generator=numbers)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
+def test_greedy_is_generate_token_for_token(name: str, prompts: list[str]) -> None:
+    """Past the first block of the cache too."""
+    model, tokenizer = build(ALL[name])
+    assert decoding.is_plain_llama(model) == (name in PLAIN)
+    steps = decoding.BLOCK + 20
+    out = sample(model, tokenizer, prompts, max_new_tokens=steps, greedy=True)
+    encoded = tokenizer(prompts, padding=True, return_tensors="pt", add_special_tokens=False)
+    with torch.no_grad():
+        expected = model.generate(**encoded, max_new_tokens=steps, do_sample=False)
+    assert torch.equal(out.input_ids, expected)
+    assert len(set(out.texts)) > 1
+
+
+@pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
+@pytest.mark.parametrize("name", ["our tiny", "shared keys", "angles of Llama 3", "GPT-2"])
+def test_logits_are_those_of_a_full_forward_pass(
+    name: str, prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row alone, without cache and padding; rows leave, and the cache grows, on the way.
+
+    In float64 throughout: transformers' own norm would compute in float32.
+    """
+    model, tokenizer = build(ALL[name])
+    if decoding.is_plain_llama(model):
+        monkeypatch.setattr(decoding, "is_plain_llama", lambda _: True)
+
+    def norm(self: Any, states: torch.Tensor) -> torch.Tensor:
+        mean = states.square().mean(-1, keepdim=True)
+        return self.weight * states / (mean + self.variance_epsilon).sqrt()
+
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+    model.double()
+    encoded = tokenizer(prompts, padding=True, return_tensors="pt", add_special_tokens=False)
+    numbers = torch.Generator().manual_seed(0)
+    rows = [ids for ids in models.encode(tokenizer, prompts) for _ in range(2)]
+    worst = 0.0
+    with torch.no_grad():
+        decoder = decoding.start_decoding(
+            model, encoded["input_ids"], encoded["attention_mask"], 2, 2 * decoding.BLOCK
+        )
+        for t in range(decoding.BLOCK + 4):
+            for ids, logits in zip(rows, decoder.logits, strict=True):
+                if t % 9 < 2 or t >= decoding.BLOCK:
+                    whole = model(torch.tensor([ids])).logits[0, -1]
+                    worst = max(worst, float((logits - whole).abs().max()))
+            if t in (3, 40):
+                keep = torch.arange(len(rows))[t % 2 :: 2]
+                rows = [rows[i] for i in keep]
+                decoder.keep(keep)
+            tokens = torch.randint(2, 13, (len(rows),), generator=numbers)
+            rows = [[*ids, int(token)] for ids, token in zip(rows, tokens, strict=True)]
+            decoder.advance(tokens)
+    assert worst < 1e-10
+
+
+def test_both_decoders_give_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = build("tiny")
+
+    def samples() -> Any:
+        return sample(
+            model, tokenizer, PADDED, group_size=16, max_new_tokens=24,
+            generator=torch.Generator().manual_seed(3),
+        )  # fmt: skip
+
+    ours = samples()
+    monkeypatch.setattr(decoding, "is_plain_llama", lambda _: False)
+    theirs = samples()
+    assert ours.lengths.unique().numel() > 5
+    for field in dataclasses.fields(ours):
+        found, wanted = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.name in ("logprobs", "entropy"):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        elif isinstance(found, torch.Tensor):
+            assert torch.equal(found, wanted)
+        else:
+            assert found == wanted
+
+
+def hooked(model: Any) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+
+
+def hooked_before(model: Any) -> None:
+    model.lm_head.register_forward_pre_hook(lambda *_: None)
+
+
+def replaced_forward(model: Any) -> None:
+    model.forward = model.forward
+
+
+def adapter(model: Any) -> None:
+    class Adapter(torch.nn.Linear):
+        pass
+
+    model.model.layers[0].self_attn.q_proj = Adapter(64, 64, bias=False)
+
+
+def mixed(model: Any) -> None:
+    model.model.layers[0].to(torch.float64)
+
+
+def double(model: Any) -> None:
+    model.to(torch.float64)
+
+
+def half(model: Any) -> None:
+    model.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "change", [hooked, hooked_before, replaced_forward, adapter, mixed, double, half]
+)
+def test_a_changed_model_is_called_as_it_is(change: Callable[[Any], None]) -> None:
+    model, _ = build("tiny")
+    assert decoding.is_plain_llama(model)
+    change(model)
+    assert not decoding.is_plain_llama(model)
+
+
+def test_autocast_reaches_the_model() -> None:
+    model, _ = build("tiny")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not decoding.is_plain_llama(model)
+
+
+def test_weights_are_read_at_every_call() -> None:
+    model, tokenizer = build("tiny")
+    settings: dict[str, Any] = {"max_new_tokens": 12, "greedy": True}
+    before = sample(model, tokenizer, PADDED, **settings)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(-1.0)
+    assert sample(model, tokenizer, PADDED, **settings).texts != before.texts
+
+
+def test_finished_rows_leave_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = build("tiny")
+    sizes: list[int] = []
+    advance = decoding.LlamaDecoder.advance
+
+    def noted(self: Any, tokens: torch.Tensor) -> None:
+        sizes.append(len(tokens))
+        advance(self, tokens)
+
+    monkeypatch.setattr(decoding.LlamaDecoder, "advance", noted)
+    out = sample(
+        model, tokenizer, PADDED, group_size=40, max_new_tokens=30,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    running = [int((out.lengths > t + 1).sum()) for t in range(len(sizes))]
+    assert all(left <= size for left, size in zip(running, sizes, strict=True))
+    assert all(
+        left > 0.75 * size or left == size for left, size in zip(running, sizes, strict=True)
+    )
+    assert 2 < len(set(sizes)) < len(set(running))
+
+
+@pytest.mark.parametrize("tidy", [False, True])
+def test_texts_are_those_of_batch_decode(tidy: bool) -> None:
+    tokenizer = models.build_tokenizer(("a", "b", ".", "?"))
+    tokenizer.clean_up_tokenization_spaces = tidy
+    rows = [[2, 3, 4], [], [0, 2, 5, 1], [1]]
+    assert models.decode(tokenizer, rows) == tokenizer.batch_decode(rows)
+    assert models.decode(tokenizer, rows)[0] == ("a b." if tidy else "a b .")
+    assert models.decode(tokenizer, []) == []
