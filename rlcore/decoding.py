@@ -75,7 +75,8 @@ def is_plain_llama(model: Any) -> bool:
         biased = isinstance(module, nn.Linear) and module.bias is not None
         if type(module) not in known or hooks or biased:
             return False
-    config, first = model.config, model.lm_head.weight
+    config: Any = model.config
+    first = model.lm_head.weight
     return (
         config.hidden_act == "silu"
         and config.rope_parameters["rope_type"] in STATIC_ROPE
