@@ -17,6 +17,10 @@ from torch import Tensor
 
 Rewards = Tensor | Sequence[float | None]
 
+SMALL_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+WIDE = (torch.float32, torch.float64)
+
 MAX_WEIGHT = 1e30  # of a factor (beta, epsilon_high): room for it in float32, and for a product
 MAX_LOG_RATIO = 80.0  # e^80 = 6e34 is in the range of float32, e^89 is not
 
@@ -107,7 +111,7 @@ def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
 
 def to_float(values: Tensor) -> Tensor:
     """float64 stays float64; everything else is computed in float32."""
-    return values if values.dtype == torch.float64 else values.float()
+    return values if values.dtype in WIDE else values.float()
 
 
 def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
@@ -149,35 +153,85 @@ def read_pair(rewards: Rewards, name: str, other: Rewards) -> tuple[Tensor, Tens
     return values.to(device), others.to(device)
 
 
-class Slots(NamedTuple):
-    """A mask that is read, and what a loss asks of it more than once."""
+class Slots:
+    """A mask that is read, as numbers: a product costs a quarter of a choice.  What else a loss
+    asks of it is worked out once, and only if it asks."""
 
-    mask: Tensor  # (B, T), true where the slot holds a token of the response
-    real: Tensor  # the same as numbers: a product costs a quarter of a choice
-    lengths: Tensor  # (B,), real tokens of each response, in the dtype of `real`
-    tokens: int
-    responses: int  # rows with a real token
+    def __init__(self, real: Tensor, mask: Tensor | None = None) -> None:
+        self.real = real  # (B, T), 1 where the slot holds a token of the response, else 0
+        self._mask = mask
+        self._lengths: Tensor | None = None
+        self._counts: list[float] | None = None
+        self._tokens: int | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """The same as booleans."""
+        if self._mask is None:
+            self._mask = self.real.bool()
+        return self._mask
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,), real tokens of each response, in the dtype of ``real``."""
+        if self._lengths is None:
+            self._lengths = self.real.sum(dim=1)
+        return self._lengths
+
+    @property
+    def counts(self) -> list[float]:
+        """The same: one look at the tensor, and sums of it are exact in Python."""
+        if self._counts is None:
+            self._counts = self.lengths.tolist()
+        return self._counts
+
+    @property
+    def tokens(self) -> int:
+        if self._tokens is None:
+            self._tokens = int(sum(self.counts))
+        return self._tokens
+
+    @property
+    def responses(self) -> int:
+        """Rows with a real token."""
+        return len(self.counts) - self.counts.count(0)
 
 
 def read_slots(
     response_mask: Tensor, values: Any, *, name: str = "response_mask", allow_empty: bool = False
 ) -> Slots:
     """The mask, in numbers of the dtype in which ``values`` are read."""
-    mask = read_mask(response_mask, name=name, allow_empty=True)
+    _check_mask(name, response_mask)
     wide = isinstance(values, Tensor) and values.dtype == torch.float64
-    real = as_numbers(mask, torch.float64 if wide else torch.float32)
-    lengths = real.sum(dim=1)
-    counts = lengths.tolist()  # one look at the tensor: its sum is exact in Python
-    responses, tokens = len(counts) - counts.count(0), int(sum(counts))
-    if responses < len(mask) and not allow_empty:
-        read_mask(mask, name=name)  # says which row
-    return Slots(mask, real, lengths, tokens, responses)
+    dtype = torch.float64 if wide else torch.float32
+    slots = None
+    if response_mask.dtype in SMALL_INTEGERS:
+        real = response_mask.to(dtype)
+        low, high = real.aminmax()  # of integers, two ends tell what equality takes five passes for
+        if low.item() >= 0 and high.item() <= 1:
+            slots = Slots(real)
+    if slots is None:
+        mask = _booleans(name, response_mask)
+        slots = Slots(as_numbers(mask, dtype), mask)
+    if not allow_empty and 0 in slots.counts:
+        raise _empty(name, slots.counts.index(0))
+    return slots
 
 
 def read_mask(
     response_mask: Tensor, *, name: str = "response_mask", allow_empty: bool = False
 ) -> Tensor:
     """The mask as booleans (B, T): true where the slot holds a token of the response."""
+    _check_mask(name, response_mask)
+    mask = _booleans(name, response_mask)
+    if not allow_empty:
+        filled = mask.view(torch.uint8).amax(dim=1)  # of bytes: `any` takes up to eight times that
+        if not int(filled.amin()):
+            raise _empty(name, int((filled == 0).nonzero()[0]))
+    return mask
+
+
+def _check_mask(name: str, response_mask: Any) -> None:
     if not is_dense(response_mask) or response_mask.dim() != 2:
         raise ValueError(f"{name} must be a tensor of shape (B, T); got {describe(response_mask)}")
     if response_mask.numel() == 0:
@@ -191,24 +245,21 @@ def read_mask(
         raise ValueError(
             f"{name} must hold only 0 and 1 (or booleans); got {describe(response_mask)}"
         )
-    mask = _booleans(name, response_mask)
-    if not allow_empty:
-        filled = mask.view(torch.uint8).amax(dim=1)  # of bytes: `any` takes up to eight times that
-        if not int(filled.amin()):
-            row = int((filled == 0).nonzero()[0])
-            raise ValueError(
-                f"{name} row {row} is empty: a response needs at least one real token; got 0 "
-                "(allow_empty=True leaves such rows out)"
-            )
-    return mask
+
+
+def _empty(name: str, row: int) -> ValueError:
+    return ValueError(
+        f"{name} row {row} is empty: a response needs at least one real token; got 0 "
+        "(allow_empty=True leaves such rows out)"
+    )
 
 
 def _booleans(name: str, values: Tensor) -> Tensor:
     """A mask of any dtype as booleans (the very tensor, where it holds them)."""
     if values.dtype == torch.bool:
         return values
-    if values.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        low, high = values.aminmax()  # of integers, two passes tell what equality takes five for
+    if values.dtype in SMALL_INTEGERS:
+        low, high = values.aminmax()
         if int(low) >= 0 and int(high) <= 1:
             return values.bool()
     mask = values == 1
@@ -224,21 +275,19 @@ def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.view(torch.uint8).to(dtype)
 
 
-def read_tokens(name: str, values: Tensor, mask: Tensor, real: Tensor | None = None) -> Tensor:
+def read_tokens(name: str, values: Tensor, mask: Tensor | Slots) -> Tensor:
     """Per-token values (B, T) in float32 or wider, with 0 in every slot that the mask leaves out.
-
-    ``real``: the mask as numbers, for a caller that has them already.
 
     A sum is finite only if all its terms are, and costs a twentieth of asking each of them.  Where
     even the padding is finite, a product with the mask leaves 0 there, in value and gradient, at a
     quarter of the cost of a choice.  Where it is not, a product would keep its NaN: those slots are
     replaced before any arithmetic.
     """
-    _check_slots(name, values, mask)
+    _check_values(name, values, mask)
     values = to_float(values)
-    if math.isfinite(values.detach().sum()):
-        return values * (as_numbers(mask, values.dtype) if real is None else real.to(values.dtype))
-    values = torch.where(mask, values, 0.0)
+    if math.isfinite(values.detach().sum().item()):
+        return values * _real_slots(mask, values.dtype)
+    values = torch.where(mask.mask if isinstance(mask, Slots) else mask, values, 0.0)
     bad = ~values.isfinite()
     if bad.any():
         row, slot = bad.nonzero()[0].tolist()
@@ -249,43 +298,67 @@ def read_tokens(name: str, values: Tensor, mask: Tensor, real: Tensor | None = N
     return values
 
 
+def read_rows(name: str, values: Tensor, slots: Slots) -> Tensor:
+    """One value for each response, (B,), read as by ``read_tokens``: (B, 1), 0 where a response has
+    no real token."""
+    _check_values(name, values, slots.lengths)
+    values = to_float(values)[:, None]
+    if slots.responses == len(values) and math.isfinite(values.detach().sum().item()):
+        return values  # nothing to leave out
+    return read_tokens(name, values, Slots(slots.lengths[:, None].clamp(max=1)))
+
+
+class Difference(NamedTuple):
+    """Of two tensors of per-token values, and what was seen of it while it was checked."""
+
+    values: Tensor  # (B, T), 0 in every slot that the mask leaves out
+    lowest: float
+    highest: float
+    clean: bool  # both tensors are finite in all slots, the padding too
+
+
 def read_difference(
-    names: tuple[str, str],
-    values: Tensor,
-    others: Tensor,
-    mask: Tensor,
-    real: Tensor | None = None,
-) -> Tensor:
+    names: tuple[str, str], values: Tensor, others: Tensor, mask: Tensor | Slots
+) -> Difference:
     """``values - others``, read as by ``read_tokens``, with a gradient through ``values`` only.
 
     A difference is finite only if both are, so one look at it and one product stand for two.
     """
-    _check_slots(names[0], values, mask)
-    _check_slots(names[1], others, mask)
+    _check_values(names[0], values, mask)
+    _check_values(names[1], others, mask)
     difference = to_float(values) - to_float(others).detach()
-    if math.isfinite(difference.detach().sum()):
-        return difference * (as_numbers(mask, difference.dtype) if real is None else real)
+    difference = difference * _real_slots(mask, difference.dtype)  # inf becomes NaN in padding
+    lowest, highest = (end.item() for end in difference.detach().aminmax())  # NaN, if one is
+    if math.isfinite(lowest) and math.isfinite(highest):
+        return Difference(difference, lowest, highest, clean=True)
     values = read_tokens(names[0], values, mask)
     others = read_tokens(names[1], others.detach(), mask)
     difference = values - others
-    bad = ~difference.isfinite()
-    if bad.any():
-        row, slot = bad.nonzero()[0].tolist()
+    lowest, highest = (end.item() for end in difference.detach().aminmax())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        row, slot = (~difference.isfinite()).nonzero()[0].tolist()
         raise ValueError(
             f"{names[0]} must be so close to {names[1]} that their difference is finite; got "
             f"{values[row, slot].item():g} and {others[row, slot].item():g} in row {row}, slot "
             f"{slot}"
         )
-    return difference
+    return Difference(difference, lowest, highest, clean=False)
 
 
-def check_finite(result: Tensor, mask: Tensor, **arguments: Tensor | float | None) -> None:
+def _real_slots(mask: Tensor | Slots, dtype: torch.dtype) -> Tensor:
+    return mask.real.to(dtype) if isinstance(mask, Slots) else as_numbers(mask, dtype)
+
+
+def check_finite(
+    result: Tensor, mask: Tensor | Slots, **arguments: Tensor | float | None
+) -> None:
     """That what came of finite arguments is finite; if not, the largest of them is to blame.
 
     ``mask`` (B, T) says which of their values count, those of tensors (B, T) or (B,)."""
-    total = result.detach() if result.dim() == 0 else result.detach().sum()
-    if math.isfinite(total) or result.isfinite().all():
+    total = result if result.dim() == 0 else result.detach().sum()
+    if math.isfinite(total.item()) or result.isfinite().all():
         return
+    mask = mask.mask if isinstance(mask, Slots) else mask
     largest = {}
     for name, argument in arguments.items():
         if isinstance(argument, Tensor):
@@ -301,7 +374,8 @@ def check_finite(result: Tensor, mask: Tensor, **arguments: Tensor | float | Non
     )
 
 
-def _check_slots(name: str, values: Tensor, mask: Tensor) -> None:
+def _check_values(name: str, values: Tensor, mask: Tensor | Slots) -> None:
+    mask = mask.real if isinstance(mask, Slots) else mask
     if not is_dense(values) or values.shape != mask.shape:
         raise ValueError(
             f"{name} must be a tensor of shape {tuple(mask.shape)}, that of the mask; got "

@@ -2,6 +2,7 @@ r"""Question 4: how much does each token count?  From per-token values to one nu
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
@@ -71,9 +72,9 @@ def aggregate(
     """
     check_constant(how, constant)
     slots = read_slots(response_mask, token_values, allow_empty=allow_empty)
-    values = read_tokens("token_values", token_values, slots.mask, slots.real)
+    values = read_tokens("token_values", token_values, slots)
     result = weigh(values, slots, how, constant, total, padded=False)
-    check_finite(result, slots.mask, token_values=token_values)
+    check_finite(result, slots, token_values=token_values)
     return result
 
 
@@ -96,21 +97,17 @@ def weigh(
     total: Any = None,
     *,
     padded: bool = True,
+    sign: int = 1,
 ) -> Tensor:
-    """``aggregate``, of arguments that are already checked.  ``values`` are $(B, T)$, finite in
-    padded slots too (and 0 unless ``padded``), or $(B, 1)$ where all tokens of a response have the
-    same."""
-    if values.shape[1] < slots.mask.shape[1]:
+    """``aggregate``, of arguments that are already checked, times ``sign``.  ``values`` are
+    $(B, T)$, finite in padded slots too (and 0 unless ``padded``), or $(B, 1)$ where all tokens of
+    a response have the same."""
+    if values.shape[1] < slots.real.shape[1]:
         sums = values[:, 0] * slots.lengths
     else:
-        sums = (values * slots.real if padded else values).sum(dim=1)
-    return weigh_sums(sums, slots, how, constant, total)
-
-
-def weigh_sums(
-    sums: Tensor, slots: Slots, how: str, constant: float | None = None, total: Any = None
-) -> Tensor:
-    """From the sum over each response, $(B,)$, to one number."""
+        sums = values * slots.real if padded else values
+        if how != "token_mean":  # all tokens alike need no sum of their own for each response
+            sums = sums.sum(dim=1)
     count = slots.tokens if how == "token_mean" else slots.responses
     whole = max(count, 1) if total is None else check_count("total", total)
     if whole < count:
@@ -121,5 +118,6 @@ def weigh_sums(
     elif constant is not None:
         sums = sums / float(constant)
     if how == "only_token_mean":
-        return sums.sum()
-    return sums.sum() / whole
+        whole = 1
+    # torch takes twice as long with a number as with a tensor that holds it, on any device
+    return sums.sum() / torch.full((), sign * whole, dtype=sums.dtype, device="cpu")

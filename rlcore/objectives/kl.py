@@ -1,15 +1,19 @@
 r"""Question 5: how far from where we started?  Estimates of $KL(\pi_\theta \,\|\, \pi_{ref})$."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rlcore.objectives._checks import (
     MAX_LOG_RATIO,
+    Difference,
     check_choice,
     check_finite,
     check_number,
     read_difference,
-    read_mask,
+    read_slots,
 )
 
 __all__ = ["KL_ESTIMATORS", "kl_per_token"]
@@ -65,20 +69,38 @@ def kl_per_token(
     """
     check_choice("estimator", estimator, KL_ESTIMATORS)
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
-    mask = read_mask(response_mask, allow_empty=allow_empty)
-    difference = read_difference(("logprobs", "ref_logprobs"), logprobs, ref_logprobs, mask)
+    slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
+    difference = read_difference(("logprobs", "ref_logprobs"), logprobs, ref_logprobs, slots)
     kl = kl_of(difference, estimator, limit)
     if estimator == "k2":  # only a square leaves the range where the difference did not
-        check_finite(kl, mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+        check_finite(kl, slots, logprobs=logprobs, ref_logprobs=ref_logprobs)
     return kl
 
 
-def kl_of(difference: Tensor, estimator: str, limit: float = 20.0) -> Tensor:
+def kl_of(difference: Difference, estimator: str, limit: float) -> Tensor:
     """``kl_per_token``, of differences of log-probs that are already read (0 in padded slots)."""
+    values = difference.values
     if estimator == "k1":
-        return difference
+        return values
     if estimator == "k2":
-        return difference.square() / 2
-    if float(difference.detach().amin()) < -limit:
-        difference = difference.clamp(min=-limit)
-    return torch.expm1(-difference) + difference
+        return values.square() / 2
+    if difference.lowest < -limit:  # rarely so, and a clamp costs a pass over the memory
+        values = values.clamp(min=-limit)
+    return _K3.apply(values)
+
+
+class _K3(torch.autograd.Function):
+    """$e^{-d} - 1 + d$, whose derivative $1 - e^{-d}$ is at hand after the forward pass: it is kept
+    in place of what autograd would keep and work out from it."""
+
+    @staticmethod
+    def forward(ctx: Any, difference: Tensor) -> Tensor:
+        excess = (-difference).expm1_()
+        ctx.save_for_backward(excess)
+        return excess + difference
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (excess,) = ctx.saved_tensors
+        return (gradient * excess).neg_()

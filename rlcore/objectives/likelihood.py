@@ -48,15 +48,15 @@ def sft_loss(
     """
     check_choice("aggregation", aggregation, ("token_mean", "sequence_mean"))
     slots = read_slots(mask, logprobs, name="mask", allow_empty=allow_empty)
-    values = read_tokens("logprobs", logprobs, slots.mask, slots.real)
-    loss = -weigh(values, slots, aggregation, total=total, padded=False)
+    values = read_tokens("logprobs", logprobs, slots)
+    loss = weigh(values, slots, aggregation, total=total, padded=False, sign=-1)
     stats = {
-        "nll_loss": -weigh(values.detach(), slots, "token_mean", padded=False),
+        "nll_loss": weigh(values.detach(), slots, "token_mean", padded=False, sign=-1),
         "num_tokens": slots.mask.sum(),
     }
     if entropies is not None:
-        measured = read_tokens("entropies", entropies, slots.mask, slots.real).detach()
+        measured = read_tokens("entropies", entropies, slots).detach()
         stats["entropy"] = weigh(measured, slots, "token_mean", padded=False)
     total_of_all = loss.detach() + stats["nll_loss"] + stats.get("entropy", 0.0)
-    check_finite(total_of_all, slots.mask, logprobs=logprobs, entropies=entropies)
+    check_finite(total_of_all, slots, logprobs=logprobs, entropies=entropies)
     return loss, stats

@@ -1,5 +1,6 @@
 r"""The loss of every online algorithm in this book: the five stages, strung together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from rlcore.objectives._checks import (
     describe,
     is_dense,
     read_difference,
+    read_rows,
     read_slots,
     read_tokens,
+    to_float,
 )
-from rlcore.objectives.aggregation import AGGREGATIONS, check_constant, weigh, weigh_sums
+from rlcore.objectives.aggregation import AGGREGATIONS, check_constant, weigh
 from rlcore.objectives.kl import KL_ESTIMATORS, kl_of
 from rlcore.objectives.ratios import (
     CLIP_RANGES,
@@ -135,13 +138,18 @@ def policy_loss(
     _check_choices(surrogate, ratio_level, clip_range, aggregation, constant, kl_estimator)
     slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
     moves = surrogate in USE_RATIO or kl_importance_weighted
-    ratio = _ratio(logprobs, old_logprobs, slots, ratio_level, moves, max_log_ratio)
+    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
+    policy = logprobs if moves or not is_dense(logprobs) else logprobs.detach()
+    difference = read_difference(("logprobs", "old_logprobs"), policy, old_logprobs, slots)
+    ratio = ratio_of(difference, slots, ratio_level, limit)
     advantage = _per_token(advantages, slots)
     ends = _ends(surrogate, clip_range, old_logprobs, slots, epsilon_low, epsilon_high, ratio_max)
-    gain = _gain(surrogate, ratio, logprobs, advantage, slots, ends, (tau_positive, tau_negative))
-    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator, max_log_ratio)
+    taus = (tau_positive, tau_negative)
+    gain = _gain(surrogate, ratio, logprobs, advantage, slots, ends, taus, difference.clean)
+    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator, limit)
     gain = _less(gain, beta, kl, ratio if kl_importance_weighted else None)
-    loss = -weigh(gain, slots, aggregation, constant, total, padded=surrogate in USE_RATIO)
+    padded = surrogate in USE_RATIO
+    loss = weigh(gain, slots, aggregation, constant, total, padded=padded, sign=-1)
     bonus, stats = _entropy(entropies, entropy_coef, slots, aggregation, total, token_total)
     stats |= kl_stats | _statistics(surrogate, ratio_level, ratio, advantage, ends, slots)
     return _finish(loss, bonus, stats, slots, logprobs=logprobs, advantages=advantages, beta=beta)
@@ -179,39 +187,20 @@ def _check_choices(
         )
 
 
-def _ratio(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    slots: Slots,
-    level: str,
-    moves: bool,
-    max_log_ratio: float,
-) -> Tensor:
-    """The importance ratio, with a gradient if it ``moves``."""
-    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
-    log_ratio = _difference("old_logprobs", logprobs, old_logprobs, slots)
-    return ratio_of(log_ratio if moves else log_ratio.detach(), slots, level, limit)
-
-
-def _difference(name: str, logprobs: Tensor, others: Tensor, slots: Slots) -> Tensor:
-    """log pi_theta minus other log-probs, (B, T), 0 in padded slots."""
-    return read_difference(("logprobs", name), logprobs, others, slots.mask, slots.real)
-
-
 def _per_token(advantages: Tensor, slots: Slots) -> Tensor:
     """(B,) -> (B, 1), (B, T) -> (B, T); without gradient, 0 where there is no real token."""
-    mask = slots.mask
-    if not is_dense(advantages) or advantages.shape not in (mask.shape, mask.shape[:1]):
+    shape = slots.real.shape
+    if not is_dense(advantages) or advantages.shape not in (shape, shape[:1]):
         raise ValueError(
-            f"advantages must be of shape {tuple(mask.shape[:1])} or {tuple(mask.shape)}; got "
+            f"advantages must be of shape {tuple(shape[:1])} or {tuple(shape)}; got "
             f"{describe(advantages)}"
         )
+    advantages = advantages.detach()
     if advantages.dim() == 1:  # one a response: no need to write it out for each token
-        real = slots.lengths[:, None].clamp(max=1)
-        values = read_tokens("advantages", advantages[:, None], real.bool(), real)
+        values = read_rows("advantages", advantages, slots)
     else:
-        values = read_tokens("advantages", advantages, mask, slots.real)
-    return values.to(slots.real.dtype).detach()
+        values = read_tokens("advantages", advantages, slots)
+    return values.to(slots.real.dtype)
 
 
 def _ends(
@@ -228,7 +217,7 @@ def _ends(
     if clip_range == "dynamic":
         ratio_max = 10.0 if ratio_max is None else ratio_max
         ratio_max = check_number("ratio_max", ratio_max, at_least=1, at_most=MAX_WEIGHT)
-        old = read_tokens("old_logprobs", old_logprobs, slots.mask, slots.real)
+        old = read_tokens("old_logprobs", old_logprobs, slots)
         return *dynamic_range_of(old, epsilon_low, epsilon_high, ratio_max), ratio_max
     if ratio_max is not None:
         if surrogate != "clip":
@@ -248,22 +237,24 @@ def _gain(
     slots: Slots,
     ends: Ends,
     taus: tuple[float, float],
+    clean: bool,
 ) -> Tensor:
-    """What each token contributes, (B, T) or (B, 1)."""
-    positive, negative = (
-        check_number(name, tau, at_least=1e-6, at_most=1e6)  # tau rho stays in the range
-        for name, tau in zip(("tau_positive", "tau_negative"), taus, strict=True)
-    )
+    """What each token contributes, (B, T) or (B, 1).  ``clean``: the log-probs are known to be
+    finite in all slots."""
+    # up to 1e6: tau rho stays in the range
+    positive = check_number("tau_positive", taus[0], at_least=1e-6, at_most=1e6)
+    negative = check_number("tau_negative", taus[1], at_least=1e-6, at_most=1e6)
     low, high, ratio_max = ends
     if surrogate == "clip":
         return surrogates.clip(ratio, advantage, low, high, ratio_max)
     if surrogate == "soft":
         return surrogates.soft(ratio, advantage, positive, negative)
-    new = read_tokens("logprobs", logprobs, slots.mask, slots.real)
+    new = to_float(logprobs) if clean else read_tokens("logprobs", logprobs, slots)
+    if surrogate == "gamma":  # its weight is that of a response, and so must its advantage be
+        return surrogates.gamma(ratio, new * slots.real, advantage)
+    advantage = advantage * slots.real  # 0 in padded slots, and so are the gain and its gradient
     if surrogate == "capped":
         return surrogates.capped(ratio, new, advantage, low, high)
-    if surrogate == "gamma":
-        return surrogates.gamma(ratio, new, advantage)
     return surrogates.reinforce(new, advantage)
 
 
@@ -273,7 +264,7 @@ def _kl(
     slots: Slots,
     beta: float,
     estimator: str,
-    max_log_ratio: float,
+    limit: float,
 ) -> tuple[Tensor | float, Statistics]:
     """KL per token, with a gradient where it has a weight; 0 without a reference."""
     check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
@@ -282,9 +273,10 @@ def _kl(
             raise ValueError(f"ref_logprobs must be given when beta > 0; got None with beta={beta}")
         return 0.0, {}
     policy = logprobs if beta > 0 else logprobs.detach()
-    kl = kl_of(_difference("ref_logprobs", policy, ref_logprobs, slots), estimator, max_log_ratio)
+    difference = read_difference(("logprobs", "ref_logprobs"), policy, ref_logprobs, slots)
+    kl = kl_of(difference, estimator, limit)
     mean = weigh(kl.detach(), slots, "token_mean", padded=False)
-    check_finite(mean, slots.mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_finite(mean, slots, logprobs=logprobs, ref_logprobs=ref_logprobs)
     return kl, {"kl": mean, f"kl/{estimator}": mean}
 
 
@@ -324,12 +316,12 @@ def _entropy(
             "of the step; got None"
         )
     values = entropies if coef > 0 or not is_dense(entropies) else entropies.detach()
-    values = read_tokens("entropies", values, slots.mask, slots.real)
+    values = read_tokens("entropies", values, slots)
     mean = weigh(values, slots, "token_mean", padded=False)
     share = 1.0 if token_total is None else max(tokens, 1) / int(token_total)
     bonus = float(coef) * share * mean if coef > 0 else None
     finished = mean if bonus is None else bonus
-    check_finite(finished, slots.mask, entropies=entropies, entropy_coef=coef)
+    check_finite(finished, slots, entropies=entropies, entropy_coef=coef)
     return bonus, {"entropy": mean.detach()}
 
 
@@ -342,21 +334,27 @@ def _finish(
 ) -> tuple[Tensor, Statistics]:
     """The loss less the bonus, and the statistics: finite, or ``arguments`` are to blame."""
     loss = loss if bonus is None else loss - bonus
-    check_finite(loss.detach() + stats["ratio_mean"], slots.mask, **arguments)  # one look at both
+    for result in (loss, stats["ratio_mean"]):
+        check_finite(result, slots, **arguments)
     return loss, stats
 
 
-def _share(flags: Tensor, rows: Tensor, slots: Slots, how: str) -> Tensor:
-    """The share of tokens that are flagged where ``rows`` is true as well, both (B, T) or (B, 1).
-    Counted in integers and, where that will do, row by row: both cost less."""
-    if rows.shape[1] > 1:
-        flags = flags & rows
-        rows = rows.new_ones(())
-    if flags.shape[1] > 1:
-        counts = (flags & slots.mask).sum(dim=1, dtype=torch.int32).to(slots.real.dtype)
-    else:
-        counts = flags[:, 0] * slots.lengths
-    return weigh_sums(counts * rows.view(-1), slots, how)
+def _share(
+    compare: Callable[..., Tensor],
+    ratio: Tensor,
+    end: float | Tensor,
+    rows: Tensor,
+    slots: Slots,
+    how: str,
+) -> Tensor:
+    """The share of tokens whose ratio lies beyond an end of the range, where ``rows``, 0 or 1 of
+    shape (B, T) or (B, 1), is 1 as well.
+
+    In padded slots the ratio is 1, which no range leaves out, so the mask has no part in it.  A
+    comparison gives numbers, not booleans: torch is several times quicker at making and at adding
+    them."""
+    flags = compare(ratio, end, out=torch.empty_like(ratio))
+    return weigh(flags * rows, slots, how, padded=False)
 
 
 def _statistics(
@@ -367,20 +365,26 @@ def _statistics(
     A > 0.  Only "clip" does that; "capped" has its own share, of weights that were cut."""
     how = "token_mean" if ratio_level == "token" else "sequence_mean"
     ratio, (low, high, ratio_max) = ratio.detach(), ends
-    below = above = either = slots.lengths.new_zeros(())
+    none = advantage.new_zeros(())
+    good = torch.heaviside(advantage, none)  # 1 where A > 0, else 0
+    below = above = either = none
     stats = {}
     if surrogate == "clip":
-        below = _share(ratio < low, advantage < 0, slots, how)
-        above = _share(ratio > high, advantage > 0, slots, how)
+        bad = torch.heaviside(-advantage, none)
+        below = _share(torch.lt, ratio, low, bad, slots, how)
+        above = _share(torch.gt, ratio, high, good, slots, how)
         either = below + above
         if ratio_max is not None:
-            beyond = _share(ratio > ratio_max, advantage < 0, slots, how)
-            stats["clip_ratio/max_mean"] = beyond
-    sides = {"low": below, "high": above, "region": either}
-    stats |= {f"clip_ratio/{side}_mean": share for side, share in sides.items()}
+            stats["clip_ratio/max_mean"] = _share(torch.gt, ratio, ratio_max, bad, slots, how)
     if surrogate == "capped":
-        stats["cispo_clip_ratio"] = _share(ratio > high, advantage > 0, slots, how)
+        stats["cispo_clip_ratio"] = _share(torch.gt, ratio, high, good, slots, how)
     if surrogate == "gamma":
         weight = surrogates.gamma_weight(ratio, advantage)
         stats["vespo/phi_seq_mean"] = weigh(weight, slots, how)
-    return stats | {"ratio_mean": weigh(ratio, slots, how)}
+    return {
+        "clip_ratio/low_mean": below,
+        "clip_ratio/high_mean": above,
+        "clip_ratio/region_mean": either,
+        **stats,
+        "ratio_mean": weigh(ratio, slots, how),
+    }

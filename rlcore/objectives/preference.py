@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
+    Slots,
     as_numbers,
     check_choice,
     check_number,
@@ -203,8 +204,8 @@ def _score(
 ) -> tuple[Tensor, Tensor]:
     """What the responses of one side score, (B,), and the log-probs to report for them, (B,)."""
     wide = isinstance(logprobs, Tensor) and logprobs.dtype == torch.float64
-    real = as_numbers(mask, torch.float64 if wide else torch.float32)
-    values = read_tokens(name, logprobs, mask, real)
+    slots = Slots(as_numbers(mask, torch.float64 if wide else torch.float32), mask)
+    values = read_tokens(name, logprobs, slots)
     logps = values.sum(dim=1)
     check_size(name, logps, " when summed over a response")
     if score in ("logprob_mean", "log_odds"):
@@ -213,19 +214,14 @@ def _score(
                 f'ref_{name} must be None with score="{score}", which has no reference; got '
                 f"{describe(ref_logprobs)}"
             )
-        mean = logps / _lengths(mask)
+        mean = logps / slots.lengths.clamp(min=1)
         return (mean if score == "logprob_mean" else _log_odds(name, mean)), mean
     if ref_logprobs is None:
         raise ValueError(f'ref_{name} must be given with score="{score}"; got None')
-    reference = read_tokens(f"ref_{name}", ref_logprobs, mask, real).detach()
+    reference = read_tokens(f"ref_{name}", ref_logprobs, slots).detach()
     log_ratio = (values - reference).sum(dim=1)
     check_size(f"ref_{name}", log_ratio, " when the log-ratio is summed over a response")
-    return (log_ratio if score == "log_ratio_sum" else log_ratio / _lengths(mask)), logps
-
-
-def _lengths(mask: Tensor) -> Tensor:
-    """The tokens of each response, (B,), to divide by."""
-    return mask.sum(dim=1).clamp(min=1)
+    return (log_ratio / slots.lengths.clamp(min=1) if score == "log_ratio_mean" else log_ratio), logps
 
 
 def _log_odds(name: str, mean: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from rlcore.objectives._checks import (
     MAX_LOG_RATIO,
     MAX_WEIGHT,
+    Difference,
     Slots,
     check_choice,
     check_number,
@@ -75,31 +76,28 @@ def importance_ratio(
     check_choice("level", level, RATIO_LEVELS)
     limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
     slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
-    log_ratio = read_difference(
-        ("logprobs", "old_logprobs"), logprobs, old_logprobs, slots.mask, slots.real
-    )
-    ratio = ratio_of(log_ratio, slots, level, limit)
-    return ratio if level == "token" else torch.where(slots.mask, ratio, 1.0)
+    difference = read_difference(("logprobs", "old_logprobs"), logprobs, old_logprobs, slots)
+    ratio = ratio_of(difference, slots, level, limit)
+    return ratio if ratio.shape[1] > 1 else torch.where(slots.mask, ratio, 1.0)
 
 
-def ratio_of(log_ratio: Tensor, slots: Slots, level: str, limit: float = 20.0) -> Tensor:
+def ratio_of(difference: Difference, slots: Slots, level: str, limit: float) -> Tensor:
     """``importance_ratio``, of differences of log-probs that are already read (0 in padded slots):
-    $(B, T)$, 1 in padded slots, or $(B, 1)$ where a response has one ratio.  (Padded slots of
-    ``"sequence_token"`` hold that of their response.)"""
-    own = log_ratio
+    $(B, T)$, 1 in padded slots, or $(B, 1)$ where a response has one ratio."""
+    log_ratio, smallest, largest, _ = difference
     if level != "token":
-        log_ratio = log_ratio.sum(dim=1, keepdim=True)
-    if level in ("sequence", "sequence_token"):
-        log_ratio = log_ratio / slots.lengths[:, None].clamp(min=1)
-    if level == "sequence_token":
-        log_ratio = log_ratio.detach() + (own - own.detach())
-    smallest, largest = (float(end) for end in log_ratio.detach().aminmax())
+        own, log_ratio = log_ratio, log_ratio.sum(dim=1, keepdim=True)
+        if level != "sequence_sum":
+            log_ratio = log_ratio / slots.lengths[:, None].clamp(min=1)
+        smallest, largest = (end.item() for end in log_ratio.detach().aminmax())
     if not (math.isfinite(smallest) and math.isfinite(largest)):
         found = largest if math.isfinite(smallest) else smallest
         raise ValueError(
             "logprobs must be so close to old_logprobs that the sum over a response is finite; got "
             f"a sum of {found}"
         )
+    if level == "sequence_token":
+        log_ratio = log_ratio.detach() * slots.real + (own - own.detach())
     if smallest < -limit or largest > limit:  # rarely so, and a clamp costs two passes of memory
         log_ratio = log_ratio.clamp(-limit, limit)
     return log_ratio.exp()

@@ -390,8 +390,7 @@ def preference_sides(size: Size) -> Sides:
         is_top1=torch.rand(mask.shape, generator=generator) < 0.5,
     )
 
-    class Model:
-        training = True
+    class Model(torch.nn.Module):  # a module, since with peft installed TRL looks into it
         is_gradient_checkpointing = False
 
         def __call__(self, **_: Any) -> SimpleNamespace:
