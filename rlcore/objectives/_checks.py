@@ -314,7 +314,7 @@ class Difference(NamedTuple):
     values: Tensor  # (B, T), 0 in every slot that the mask leaves out
     lowest: float
     highest: float
-    clean: bool  # both tensors are finite in all slots, the padding too
+    clean: bool  # it was finite in all slots, the padding too, and so both tensors are
 
 
 def read_difference(

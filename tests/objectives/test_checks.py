@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
+    Slots,
     as_numbers,
     check_choice,
     check_count,
@@ -21,6 +22,7 @@ from rlcore.objectives._checks import (
     read_difference,
     read_mask,
     read_rewards,
+    read_rows,
     read_slots,
     read_tokens,
 )
@@ -119,16 +121,37 @@ def test_the_first_real_token_that_is_not_finite_is_named(wrong: float, garbage:
         read_tokens("logprobs", values, MASK)
 
 
-def test_the_mask_as_numbers_may_be_given() -> None:
+@pytest.mark.parametrize("garbage", [7.0, math.nan])
+def test_the_mask_may_be_one_that_is_read_already(garbage: float) -> None:
+    values = VALUES.masked_fill(~MASK, garbage)
     for dtype in (torch.float32, torch.float64):
-        result = read_tokens("logprobs", VALUES, MASK, as_numbers(MASK, dtype))
+        slots = Slots(as_numbers(MASK, dtype))
+        result = read_tokens("logprobs", values, slots)
         assert result.dtype == torch.float32
         assert torch.equal(result, VALUES * MASK)
+        found = read_difference(("logprobs", "old_logprobs"), values, VALUES.flip(0), slots)
+        assert torch.equal(found.values, (VALUES - VALUES.flip(0)) * MASK)
+
+
+@pytest.mark.parametrize("rows", [[True, True], [True, False]])
+def test_one_value_for_each_response(rows: list[bool]) -> None:
+    """0, whatever it is, where a response has no real token."""
+    kept = torch.tensor(rows)
+    slots = Slots(as_numbers(MASK & kept[:, None], torch.float32))
+    for garbage in (2.0, math.nan):
+        values = torch.tensor([3.0, 2.0]).masked_fill(~kept, garbage)
+        result = read_rows("advantages", values, slots)
+        assert torch.equal(result, (torch.tensor([3.0, 2.0]) * kept)[:, None])
+    with pytest.raises(ValueError, match=r"^advantages must be finite .*; got inf in row 0"):
+        read_rows("advantages", torch.tensor([math.inf, 2.0]), slots)
 
 
 def difference(values: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     leaf, other = values.clone().requires_grad_(), others.clone().requires_grad_()
-    result = read_difference(("logprobs", "old_logprobs"), leaf, other, MASK)
+    found = read_difference(("logprobs", "old_logprobs"), leaf, other, MASK)
+    result = found.values
+    assert (found.lowest, found.highest) == (result.min(), result.max())
+    assert found.clean == (leaf - other).isfinite().all()
     (gradient,) = torch.autograd.grad(result, leaf, torch.full_like(values, 3.0))
     assert torch.autograd.grad(result.sum(), other, allow_unused=True) == (None,)
     return result.detach(), gradient
@@ -208,7 +231,7 @@ def test_what_a_mask_is_counted_to(dtype: torch.dtype) -> None:
     assert torch.equal(slots.mask, MASK)
     assert slots.real.dtype == slots.lengths.dtype
     assert slots.real.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert slots.lengths.tolist() == [2, 1]
+    assert slots.lengths.tolist() == slots.counts == [2, 1]
     assert (slots.tokens, slots.responses) == (3, 2)
 
 

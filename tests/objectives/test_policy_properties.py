@@ -993,3 +993,14 @@ def test_the_gate_of_gamma_is_0_at_any_ratio_that_is_far_off() -> None:
         assert loss == 0
         assert stats["vespo/phi_seq_mean"] == 0
         assert (torch.autograd.grad(loss, new)[0] == 0).all()
+
+
+@pytest.mark.parametrize("distance", [1e-6, 1e-3, -1e-5, 2.0])
+def test_the_gradient_of_k3_keeps_its_digits_near_the_reference(distance: float) -> None:
+    """1 - exp(-d), which for small d is a difference of two numbers near 1."""
+    new = torch.tensor([[distance, math.nan]], requires_grad=True)
+    kl = kl_per_token(new, torch.zeros(1, 2), torch.tensor([[True, False]]))
+    kl.sum().backward()
+    assert new.grad is not None
+    assert new.grad[0, 0].item() == pytest.approx(-math.expm1(-distance), rel=2e-7)
+    assert new.grad[0, 1] == 0
