@@ -349,9 +349,7 @@ def _real_slots(mask: Tensor | Slots, dtype: torch.dtype) -> Tensor:
     return mask.real.to(dtype) if isinstance(mask, Slots) else as_numbers(mask, dtype)
 
 
-def check_finite(
-    result: Tensor, mask: Tensor | Slots, **arguments: Tensor | float | None
-) -> None:
+def check_finite(result: Tensor, mask: Tensor | Slots, **arguments: Tensor | float | None) -> None:
     """That what came of finite arguments is finite; if not, the largest of them is to blame.
 
     ``mask`` (B, T) says which of their values count, those of tensors (B, T) or (B,)."""

@@ -221,7 +221,9 @@ def _score(
     reference = read_tokens(f"ref_{name}", ref_logprobs, slots).detach()
     log_ratio = (values - reference).sum(dim=1)
     check_size(f"ref_{name}", log_ratio, " when the log-ratio is summed over a response")
-    return (log_ratio / slots.lengths.clamp(min=1) if score == "log_ratio_mean" else log_ratio), logps
+    if score == "log_ratio_mean":
+        log_ratio = log_ratio / slots.lengths.clamp(min=1)
+    return log_ratio, logps
 
 
 def _log_odds(name: str, mean: Tensor) -> Tensor:
