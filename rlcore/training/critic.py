@@ -18,7 +18,7 @@ from rlcore.checks import check_positive, check_whole
 from rlcore.models import build_scalar_model, token_values
 from rlcore.objectives import last_token_values, value_loss
 from rlcore.sampling import Samples
-from rlcore.training.loop import NonFiniteError, clip_gradient
+from rlcore.training.loop import NonFiniteError, check_weights, clip_gradient
 from rlcore.training.update import Batch
 
 
@@ -127,7 +127,8 @@ class Critic:
             )
             found = torch.cat([token_values(self.model, ids, mask) for ids, mask in parts])
         if not bool(found.detach().isfinite().all()):
-            raise NonFiniteError("the critic's values are not finite", vars(samples))
+            batch = {**vars(samples), "critic_values": found.detach()}
+            raise NonFiniteError("the critic's values are not finite", batch)
         self.kept = self._before(found, samples) if whole else None
         after = last_token_values(found.detach(), samples.attention_mask)
         return Values(self._before(found.detach(), samples), after)
@@ -163,7 +164,8 @@ class Critic:
                 values = self._before(found, samples)
             said[rows] = values.detach()
             if not bool(said[rows].isfinite().all()):
-                raise NonFiniteError("the critic's values are not finite", batch.tensors())
+                known = {**batch.tensors(), "critic_values": said}
+                raise NonFiniteError("the critic's values are not finite", known)
             part, _ = value_loss(values, returns[rows], mask[rows], old_values=old[rows], **clip)
             (row.value_coef * part).backward()
             loss += part.item()
@@ -176,6 +178,7 @@ class Critic:
         numbers = {name: float(value) for name, value in stats.items()}
         return {"val/loss": loss, "val/grad_norm": norm, **numbers}
 
-    def step(self) -> None:
+    def step(self, batch: Batch) -> None:
         """Move the weights by the gradient."""
         self.optimizer.step()
+        check_weights(self.model, batch.tensors(), "the critic's ")

@@ -27,6 +27,7 @@ from rlcore.training.checkpoint import (
     write_checkpoint,
 )
 from rlcore.training.interrupt import deferred_interrupt
+from rlcore.training.nonfinite import diagnose
 from rlcore.training.progress import Progress
 from rlcore.training.record import Recorder, Run
 
@@ -34,12 +35,20 @@ from rlcore.training.record import Recorder, Run
 class NonFiniteError(RuntimeError):
     """A loss or gradient was NaN or infinite. `batch` holds the tensors of the step.
 
-    The weights are those of the update before: nothing was trained on it. run: as far as it came.
+    The weights are those of the update before: nothing was trained on it. Where it is the weights
+    that an update made infinite, the last checkpoint is good. found: what is not finite, and the
+    likely cause, see `diagnose`. run: as far as it came.
     """
 
-    def __init__(self, what: str, batch: dict[str, Any], run: Run | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        batch: dict[str, Any],
+        run: Run | None = None,
+        found: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(what)
-        self.batch, self.run = batch, run
+        self.batch, self.run, self.found = batch, run, found or {}
 
 
 @dataclass
@@ -122,6 +131,7 @@ def run_loop(
         except WriteError as error:
             raise stopped(error) from error
         boundary = place.state()
+        rate = learning_rate(place.step)
         moved: list[bool] = []  # not empty: the weights are no longer those of the boundary
         hooks = [
             part.register_step_pre_hook(lambda *_: moved.append(True))
@@ -165,17 +175,19 @@ def run_loop(
         except KeyboardInterrupt:
             pass
         except NonFiniteError as error:
-            where = ""
+            parts = {n: part for n, part in kept.items() if isinstance(part, torch.nn.Module)}
+            found = diagnose(parts, error.batch, run.metrics, rate, bool(moved))
+            where = "" if moved and found["weights"] else "; nothing was trained on it"
             if recorder.folder is not None:
                 file = recorder.folder / f"nonfinite-step-{place.step + 1}.pt"
-                where = f"; the batch is in {file}"
                 try:
-                    write_checkpoint(file, error.batch)
+                    write_checkpoint(file, {**error.batch, "found": found})
+                    where = f"; the batch is in {file}{where}"
                 except WriteError as second:
-                    where = f"; {second}"
+                    where = f"; {second}{where}"
             recorder.give_up()
-            message = f"step {place.step + 1}: {error}{where}; nothing was trained on it"
-            raise NonFiniteError(message, error.batch, run) from error
+            message = f"step {place.step + 1}: {error}{where}; likely cause: {found['cause']}"
+            raise NonFiniteError(message, error.batch, run, found) from error
         except WriteError as error:
             recorder.give_up()
             raise stopped(error) from error
@@ -216,11 +228,20 @@ def apply_gradient(
 ) -> float:
     """Check, clip and apply the gradient; returns its norm before clipping.
 
-    Raises NonFiniteError, before the weights move, when loss or norm is not finite.
+    Raises NonFiniteError, before the weights move, when loss or norm is not finite; and after it
+    when they are not, so that they come into no checkpoint.
     """
     norm = clip_gradient(model, loss, max_grad_norm, batch)
     optimizer.step()
+    check_weights(model, batch)
     return norm
+
+
+def check_weights(model: Any, batch: dict[str, Any], whose: str = "") -> None:
+    """Raises NonFiniteError when an update made a weight of the model infinite or NaN."""
+    weights = [p.detach() for p in model.parameters() if p.requires_grad]
+    if not math.isfinite(float(torch.nn.utils.get_total_norm(weights, math.inf))):
+        raise NonFiniteError(f"the update made {whose}weights that are not finite", batch)
 
 
 def clip_gradient(
@@ -235,8 +256,11 @@ def clip_gradient(
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    total = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    norm = float(total)
     for name, value in (("loss", loss), ("gradient norm", norm)):
-        if not math.isfinite(value):
+        if not math.isfinite(value):  # before clipping, which would spread a NaN to every gradient
             raise NonFiniteError(f"the {whose}{name} is {value}", batch)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, total)
     return norm

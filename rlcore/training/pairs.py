@@ -161,7 +161,8 @@ def row_logprobs(model: Any, data: Rows, rows: Tensor, width: int) -> Tensor:
         logits = model(input_ids=ids, use_cache=False).logits
     logprobs = token_logprobs(logits, ids)
     if not bool(logprobs.detach()[mask].isfinite().all()):
-        batch = {"input_ids": ids, "mask": mask}
+        found = logprobs.detach().masked_fill(~mask, 0.0)
+        batch = {"rows": rows, "input_ids": ids, "mask": mask, "logprobs": found}
         raise NonFiniteError("the model's log-probs are not finite", batch)
     return logprobs
 
@@ -232,8 +233,10 @@ def update(
         seen.append([tensor.detach() for tensor in tensors])
     whole = [torch.cat(column) for column in zip(*seen, strict=True)]
     loss, stats = objective(rows, whole)
-    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, batch)
-    return {"loss": loss.item(), "grad_norm": norm, **numbers(stats)}
+    statistics = numbers(stats)
+    known = {**batch, "statistics": {"loss": loss.item(), **statistics}}
+    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, known)
+    return {"loss": loss.item(), "grad_norm": norm, **statistics}
 
 
 def numbers(stats: dict[str, Tensor], prefix: str = "") -> dict[str, float]:

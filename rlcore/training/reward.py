@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore.devices import using_threads
-from rlcore.models import check_length, response_rewards
+from rlcore.models import check_length, response_rewards, token_values
 from rlcore.preferences import REWARD_MODEL, RewardModelMethod, compute_reward_model_loss
 from rlcore.tasks import PreferencePairs
 from rlcore.training.loop import NonFiniteError, Place, run_loop
@@ -166,5 +166,7 @@ def finite(model: Any, ids: Tensor, real: Tensor) -> Tensor:
     except ValueError as error:
         if "finite" not in str(error):
             raise
-        batch = {"input_ids": ids, "mask": real}
+        with torch.no_grad():
+            values = token_values(model, ids, real.long())
+        batch = {"input_ids": ids, "mask": real, "rewards_by_token": values}
         raise NonFiniteError("the model's rewards are not finite", batch) from error

@@ -89,11 +89,14 @@ def train_sft(
         model.eval()
         logprobs = token_logprobs(logits, ids)
         if not bool(logprobs.detach()[mask].isfinite().all()):
-            raise NonFiniteError("the loss is not finite", {"input_ids": ids, "mask": mask})
+            known = {"logprobs": logprobs.detach().masked_fill(~mask, 0.0)}
+            raise NonFiniteError(
+                "the loss is not finite", {"input_ids": ids, "mask": mask, **known}
+            )
         loss, _ = sft_loss(logprobs, mask)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        tensors = {"input_ids": ids, "mask": mask}
+        tensors = {"input_ids": ids, "mask": mask, "statistics": {"loss": loss.item()}}
         norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, tensors)
         row = {"loss": loss.item(), "grad_norm": norm, "tokens": int(mask.sum())}
         return row, {"loss": loss.item()}

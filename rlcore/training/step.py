@@ -126,7 +126,7 @@ class PolicyStep:
         """An update of the critic alone."""
         assert self.critic is not None
         stats = self.critic.gradient(batch)
-        self.critic.step()
+        self.critic.step(batch)
         return stats
 
     def _update(self, batch: Batch) -> dict[str, float]:
@@ -143,5 +143,5 @@ class PolicyStep:
             max_grad_norm=self.max_grad_norm,
         )
         if self.critic is not None:
-            self.critic.step()
+            self.critic.step(batch)
         return stats | of_critic

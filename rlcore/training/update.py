@@ -79,7 +79,9 @@ def update_policy(
             entropies = entropy(logits[:, :-1], temperature=temperature)
         old = batch.old_logprobs.setdefault(number, logprobs.detach())
         if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
-            raise NonFiniteError("the policy's log-probs are not finite", batch.tensors())
+            new = {"new_logprobs": logprobs.detach().masked_fill(~mask[rows], 0.0), "rows": rows}
+            message = "the policy's log-probs are not finite"
+            raise NonFiniteError(message, {**batch.tensors(), **new})
         loss, stats = compute_loss(
             algorithm,
             logprobs,
@@ -106,5 +108,6 @@ def update_policy(
                 own = step_totals(algorithm, mask[rows], **flags)
                 part = own["correct_total"] / totals["correct_total"]
             update[name] = update.get(name, 0.0) + part * float(value)
-    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, batch.tensors())
+    known = {**batch.tensors(), "statistics": update}
+    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, known)
     return {**update, "grad_norm": norm}
