@@ -240,7 +240,9 @@ def apply_gradient(
 def check_weights(model: Any, batch: dict[str, Any], whose: str = "") -> None:
     """Raises NonFiniteError when an update made a weight of the model infinite or NaN."""
     weights = [p.detach() for p in model.parameters() if p.requires_grad]
-    if not math.isfinite(float(torch.nn.utils.get_total_norm(weights, math.inf))):
+    # A sum costs a tenth of looking at each entry, and no NaN or infinity is lost in it.
+    total = torch.stack([weight.sum().double() for weight in weights]).sum()
+    if not math.isfinite(total) and not all(bool(w.isfinite().all()) for w in weights):
         raise NonFiniteError(f"the update made {whose}weights that are not finite", batch)
 
 
