@@ -17,7 +17,8 @@ from book.bootstrap import ROOT
 # two processes with one thread each: the two cores of a small machine, and the same bits everywhere
 PARALLEL = ["-n", "2", "--dist", "loadfile"]
 PARITY = "parity with TRL"
-TRL = "tests/parity/test_trl_live.py"  # its result is to be seen by itself, or why it is skipped
+# Their result is to be seen by itself, or why they are skipped.
+TRL = ("tests/parity/test_trl_live.py", "tests/parity/test_trl_training.py")
 NO_TESTS = 5  # pytest's exit status when all that it was given is skipped as a whole
 CHECKS = (
     ("ruff (lint)", ["ruff", "check", "."]),
@@ -31,8 +32,8 @@ def suites(arguments: list[str]) -> tuple[tuple[str, list[str]], ...]:
     if arguments:
         return (("pytest", [*PARALLEL, *arguments]),)
     return (
-        ("pytest", [*PARALLEL, f"--ignore={TRL}", "tests"]),
-        (PARITY, [TRL]),
+        ("pytest", [*PARALLEL, *(f"--ignore={file}" for file in TRL), "tests"]),
+        (PARITY, [*TRL]),
     )
 
 

@@ -2,8 +2,8 @@
 
 Start at ``rlcore.objectives`` (pure functions, one module per question of the book),
 ``rlcore.algorithms`` and ``rlcore.preferences`` (a method is one row of choices).
-``rlcore.to_trl(row)`` gives the same row as a config of TRL.  Importing ``rlcore`` itself loads
-neither torch nor transformers nor TRL.
+``rlcore.to_trl(row)`` gives the same row as a config of TRL, and with a task all that TRL's trainer
+needs but the model.  Importing ``rlcore`` itself loads neither torch nor transformers nor TRL.
 """
 
 from typing import TYPE_CHECKING, Any

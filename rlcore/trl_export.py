@@ -1,5 +1,7 @@
 """The same row in TRL: its config object, or the reason why TRL cannot express it.
 
+With a task or with pairs, all that TRL's trainer needs but the model: see ``rlcore.trl_data``.
+
 Written for TRL 1.16; ``pip install .[trl]`` brings it.  TRL is imported when ``to_trl`` is called,
 never before.
 """
@@ -9,13 +11,18 @@ import reprlib
 import warnings
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcore.algorithms import BNPO_TRL, Algorithm
 from rlcore.objectives._checks import check_count, describe
 from rlcore.preferences import Method, PreferenceMethod, RewardModelMethod, UnpairedMethod
 
+if TYPE_CHECKING:
+    from rlcore.tasks import PreferencePairs, Task
+    from rlcore.trl_data import TrlTraining
+
 GROUP_SIZE = 8  # TRL's num_generations where the caller gives none: no row says it
+OVERLONG = "overlong penalty"
 TRL_EPS = 1e-4  # what TRL adds to every std
 
 
@@ -34,7 +41,14 @@ class _Plan:
     differences: list[str] = field(default_factory=list)
 
 
-def to_trl(method: Algorithm | Method, **overrides: Any) -> Any:
+def to_trl(
+    method: Algorithm | Method,
+    *,
+    task: "Task | None" = None,
+    pairs: "PreferencePairs | None" = None,
+    problems: int = 1000,
+    **overrides: Any,
+) -> Any:
     r"""The TRL config of a row of ``rlcore.algorithms`` or ``rlcore.preferences``.
 
     Returns a ``GRPOConfig``, ``RLOOConfig``, ``DPOConfig``, ``KTOConfig``, ``RewardConfig``, or a
@@ -50,11 +64,25 @@ def to_trl(method: Algorithm | Method, **overrides: Any) -> Any:
     update only), is a warning of the category ``TrlDifference`` that names it.  The spelling of
     CISPO's cap is translated: TRL's ``epsilon_high`` is $1 + \epsilon_{high}$ there.
 
+    ``task``: for a row that samples; then a ``TrlTraining`` comes back: the config, a data set of
+    ``problems`` different prompts of the training split (by the config's ``seed``), and the task's
+    verifier, or its several rewards, as reward functions; its ``build(model, tokenizer)`` is TRL's
+    trainer.  The longest response is the task's ``max_new_tokens``, ``reward_weights`` are by name,
+    and the overlong penalty is one of the reward functions.  A missing reward is None: TRL leaves
+    it out of the group's statistics as the row does, but not out of what the loss is divided by:
+    TRL's loss is the row's multiplied by the share of responses (or tokens) that have a reward.
+
+    ``pairs``: for a row over preference pairs; likewise, with the pairs as data set, and ``task``
+    only to say that its tokens are words.
+
     ValueError: TRL has no such structure, with what and why (DCPO, VAPO, SCST, PPO, the mean of a
     batch, BNPO's Beta, dynamic sampling, ...); a field that the row decides is overridden; TRL's
     config does not know a field, or does not take its value.  ImportError: TRL is not installed.
     """
     plan = _plan(method, overrides)
+    feed = task is not None or pairs is not None
+    if feed:
+        overrides = _fed(method, plan, task, pairs, overrides)
     if plan.gaps:
         raise ValueError(f"{method.name} cannot be expressed in TRL: {'; '.join(plan.gaps)}")
     config = _config(plan.config)
@@ -73,12 +101,74 @@ def to_trl(method: Algorithm | Method, **overrides: Any) -> Any:
     for difference in plan.differences:
         warnings.warn(f"{method.name}: {difference}", TrlDifference, stacklevel=2)
     try:
-        return config(**{**_machine(), **plan.row, **plan.free, **overrides})
+        made = config(**{**_machine(), **plan.row, **plan.free, **overrides})
     except TypeError as error:
         given = ", ".join(f"{name}={reprlib.repr(overrides[name])}" for name in sorted(overrides))
         raise ValueError(
             f"{config.__name__} of this TRL ({_version()}) does not take {given}: {error}"
         ) from error
+    return _training(method, plan, made, task, pairs, problems) if feed else made
+
+
+def _fed(
+    method: Any, plan: _Plan, task: Any, pairs: Any, overrides: dict[str, Any]
+) -> dict[str, Any]:
+    """The overrides with what a task decides; ValueError where row, task and pairs do not fit."""
+    from rlcore.tasks import PreferencePairs, Task
+    from rlcore.trl_data import weights_in_order
+
+    for name, value, kind in (("task", task, Task), ("pairs", pairs, PreferencePairs)):
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}; got {describe(value)}")
+    if not isinstance(method, Algorithm):
+        if pairs is None:
+            raise ValueError(f"pairs: {method.name} learns from preference pairs; got none")
+        return overrides
+    if task is None or pairs is not None:
+        raise ValueError(f"pairs: {method.name} samples its responses, it takes a task alone")
+    given = overrides.get("reward_weights")
+    if method.reward == "several":
+        if task.rewards is None:
+            raise ValueError(f"task: {task.name!r} has one reward, {method.name} compares several")
+        if method.overlong == "penalty":
+            plan.gaps.append("overlong penalty: TRL would weigh it as one of the several rewards")
+    elif method.reward != "verifier":
+        plan.gaps.append(
+            f'reward="{method.reward}": TRL scores a response without its terminal token, at which '
+            "our reward model is read"
+        )
+    elif given is not None:
+        raise ValueError(f"reward_weights: {method.name} has one reward; got {describe(given)}")
+    plan.differences = [d for d in plan.differences if not d.startswith(OVERLONG)]
+    more = {"max_completion_length": task.max_new_tokens, **overrides}
+    return {**more, "reward_weights": weights_in_order(task, given)} if given else more
+
+
+def _training(
+    method: Any, plan: _Plan, made: Any, task: Any, pairs: Any, problems: int
+) -> "TrlTraining":
+    """A config and what it is to be trained on."""
+    from rlcore import trl_data
+
+    rewards: list[trl_data.Reward] = []
+    if isinstance(method, Algorithm):
+        check_count("problems", problems)
+        data = trl_data.prompt_dataset(task, problems, made.seed)
+        several = method.reward == "several"
+        rewards = trl_data.several_rewards(task) if several else [trl_data.verifier(task)]
+        if method.overlong == "penalty":
+            longest = made.max_completion_length
+            cache = round(method.overlong_cache * longest)
+            rewards = trl_data.with_overlong_penalty(rewards[0], longest, cache)
+    else:
+        data = trl_data.pair_dataset(
+            pairs,
+            between=" " if task is not None and task.words else "",
+            unpaired=isinstance(method, UnpairedMethod),
+            margins=isinstance(method, RewardModelMethod),
+        )
+    trainer = _config(plan.config.replace("Config", "Trainer"))
+    return trl_data.TrlTraining(trainer, made, data, rewards)
 
 
 def _plan(method: Any, overrides: dict[str, Any]) -> _Plan:
@@ -286,7 +376,7 @@ def _elsewhere(row: Algorithm) -> list[str]:
     if row.overlong != "penalty":
         return []
     return [
-        "overlong penalty: not a field; add trl.rewards.get_soft_overlong_punishment("
+        f"{OVERLONG}: not a field; add trl.rewards.get_soft_overlong_punishment("
         "max_completion_length, soft_punish_cache) to reward_funcs, with soft_punish_cache = "
         f"{row.overlong_cache:g} * max_completion_length; TRL sums the rewards, as the row does"
     ]

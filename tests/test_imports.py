@@ -120,21 +120,29 @@ def test_answers_do_without_choices_when_they_run() -> None:
     assert "rlcore.choices" not in imports("rlcore.answers", everywhere=False)
 
 
+KNOW_TRL = {"rlcore.trl_export", "rlcore.trl_data"}
+FED = ("rlcore.tasks", "rlcore.trl_data")
+
+
 def test_the_export_knows_rows_alone() -> None:
-    """TRL is reached by its name, when a config is asked for."""
+    """TRL is reached by its name, when a config is asked for; tasks, when one is given."""
     assert outside("rlcore.trl_export") <= {"torch"}
-    allowed = ("rlcore.algorithms", "rlcore.preferences", "rlcore.objectives")
+    allowed = ("rlcore.algorithms", "rlcore.preferences", "rlcore.objectives", *FED)
     for name in inside("rlcore.trl_export"):
         assert any(within(name, prefix) for prefix in allowed), name
-    assert "import_module" in SOURCES["rlcore.trl_export"].read_text()
+    assert not {*FED} & imports("rlcore.trl_export", everywhere=False)
+    assert outside("rlcore.trl_data") == set()
+    assert all(within(name, "rlcore.tasks") for name in inside("rlcore.trl_data"))
+    for module in KNOW_TRL:
+        assert "import_module" in SOURCES[module].read_text()
 
 
-@pytest.mark.parametrize("module", sorted(set(modules("rlcore")) - {"rlcore.trl_export"}))
+@pytest.mark.parametrize("module", sorted(set(modules("rlcore")) - KNOW_TRL))
 def test_nobody_else_in_rlcore_knows_trl(module: str) -> None:
     assert "trl" not in outside(module)
     assert "import_module" not in SOURCES[module].read_text()
     if module != "rlcore":  # which hands out to_trl when it is asked for it
-        assert "rlcore.trl_export" not in imports(module)
+        assert not KNOW_TRL & imports(module)
 
 
 @pytest.mark.parametrize("module", [name for name in modules("rlcore") if "checking" in name])
@@ -200,6 +208,7 @@ def test_no_cycles() -> None:
         ("rlcore.algorithms", ("transformers", "matplotlib", "rlcore.models", "trl")),
         ("rlcore.preferences", ("transformers", "matplotlib", "rlcore.algorithms", "trl")),
         ("rlcore.trl_export", ("transformers", "matplotlib", "rlcore.models", "trl")),
+        ("rlcore.trl_data", ("torch", "transformers", "datasets", "trl")),
         ("rlcore.__main__", ("torch", "transformers", "trl")),
     ],
 )
@@ -241,7 +250,10 @@ def test_a_loss_function_fits_on_a_screen(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [*(f"rlcore.{part}" for part in (*ROWS, "trl_export")), *modules("rlcore.objectives")],
+    [
+        *(f"rlcore.{part}" for part in (*ROWS, "trl_export", "trl_data")),
+        *modules("rlcore.objectives"),
+    ],
 )
 def test_public_functions_are_documented(module: str) -> None:
     tree = ast.parse(SOURCES[module].read_text())

@@ -34,9 +34,9 @@ def run(monkeypatch):
 def test_parity_with_trl_is_a_step_of_its_own(run, capsys):
     status, (everything, parity) = run([])
     assert status == 0
-    assert everything[-2:] == [f"--ignore={command.TRL}", "tests"]
-    assert parity == [command.TRL]
-    assert (ROOT / command.TRL).is_file()
+    assert everything[-3:] == [*(f"--ignore={file}" for file in command.TRL), "tests"]
+    assert parity == [*command.TRL]
+    assert all((ROOT / file).is_file() for file in command.TRL)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("== ")] == [
         "== ruff (lint)",
@@ -62,7 +62,7 @@ def test_arguments_are_the_only_call_of_pytest(run):
     [
         ("mypy", "mypy (types)"),
         ("tests", "pytest"),
-        (command.TRL, "parity with TRL"),
+        (command.TRL[0], "parity with TRL"),
     ],
 )
 def test_a_failed_step_fails_the_run_and_is_named(run, capsys, broken, named):
@@ -72,22 +72,23 @@ def test_a_failed_step_fails_the_run_and_is_named(run, capsys, broken, named):
 
 
 def test_parity_that_finds_no_test_is_a_failure_unless_trl_is_missing(run, monkeypatch):
-    assert run([], broken=(command.TRL,), status=command.NO_TESTS)[0] == command.NO_TESTS
+    assert run([], broken=command.TRL, status=command.NO_TESTS)[0] == command.NO_TESTS
     monkeypatch.setitem(sys.modules, "trl", None)
-    assert run([], broken=(command.TRL,), status=command.NO_TESTS)[0] == 0
-    assert run([], broken=(command.TRL,), status=1)[0] == 1
+    assert run([], broken=command.TRL, status=command.NO_TESTS)[0] == 0
+    assert run([], broken=command.TRL, status=1)[0] == 1
     assert run([], broken=("tests",), status=command.NO_TESTS)[0] == command.NO_TESTS
 
 
-def test_without_trl_pytest_says_why_in_one_line():
+def test_without_trl_pytest_says_why_in_one_line_each():
     code = (
         "import sys, pytest; sys.modules['trl'] = None; "
-        f"sys.exit(pytest.main(['-p', 'no:cacheprovider', {command.TRL!r}]))"
+        f"sys.exit(pytest.main(['-p', 'no:cacheprovider', *{command.TRL!r}]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == command.NO_TESTS, done.stdout
     reasons = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert len(reasons) == 1, done.stdout
-    assert "no parity with TRL: it is not installed; `pip install '.[trl]'`" in reasons[0]
+    assert len(reasons) == 2, done.stdout
+    for reason, missing in zip(reasons, ("parity with", "training in"), strict=True):
+        assert f"no {missing} TRL: it is not installed; `pip install '.[trl]'`" in reason
