@@ -100,7 +100,7 @@ RECIPES = {
     "sort-box-uneven": Recipe("sort-box-uneven", steps=80),
     "sort-filler": Recipe("sort-filler", steps=60),
     "letters": Recipe("letters", steps=40, learning_rate=3e-4),
-    "formula": Recipe("formula", steps=60),
+    "formula": Recipe("formula"),
     # Also for DPO with beta 0.5, as its paper takes for summaries: at 0.1 reviews become short.
     "reviews": Recipe("reviews", sft_steps=800),
 }
