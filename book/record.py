@@ -1,12 +1,12 @@
 """`python -m book record [EXPERIMENT]`: train and record the runs that a chapter plots.
 
 An experiment is a file `chapters/runs/NAME.toml`: seeds, starts and variants, each a command of
-`python -m rlcore`. A variant begins at a start, and its reward may come from a `reward_model`: a
-start that has a start of its own. Each run trains in a process of its own, as many at a time as
-there are cores, in `build/record/NAME/`; a record of it, small enough for the repository, goes to
-`chapters/runs/NAME/`, of the variants and of the reward models. Runs that are finished in
-`build/record` are not trained again, one that was interrupted goes on; `--fresh` trains everything
-anew.
+`python -m rlcore`. A variant begins at a start, of its own seed or of `start_seed`, and its reward
+may come from a `reward_model`: a start that has a start of its own. Each run trains in a process of
+its own, as many at a time as there are cores, in `build/record/NAME/`; a record of it, small enough
+for the repository, goes to `chapters/runs/NAME/`, of the variants and of the reward models. Runs
+that are finished in `build/record` are not trained again, one that was interrupted goes on;
+`--fresh` trains everything anew.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Job:
         task = own[own.index("--task") + 1]
         rest = [word for word in start if word not in own]
         return (
-            len(self.before) == 1
+            [job.seed for job in self.before] == [self.seed]
             and start[:4] == ["train", "sft", "--task", task]
             and rest == ["sft"]
         )
@@ -131,13 +131,14 @@ def read_experiment(path: Path) -> list[list[Job]]:
             for seed in one.get("seeds", seeds):
                 before = []
                 for needed in [one[key] for key in ("start", "reward_model") if key in one]:
-                    if (needed, seed) not in known:
+                    own = one.get("start_seed", seed)
+                    if (needed, own) not in known:
                         listed = ", ".join(sorted({name for name, _ in known}))
                         raise ValueError(
-                            f"start: found {needed!r} for seed {seed} in {path}; wanted one of "
+                            f"start: found {needed!r} for seed {own} in {path}; wanted one of "
                             f"{listed}, listed before with that seed"
                         )
-                    before.append(known[needed, seed])
+                    before.append(known[needed, own])
                 command = f"{one['command']} {shared}".strip()
                 job = Job(one["name"], command, seed, tuple(before), kind == "variant")
                 if kind == "start":

@@ -78,6 +78,22 @@ def test_a_start_by_the_recipe_needs_no_telling(place: Path) -> None:
     assert len(record.read_experiment(source)[2][0].retold()) == 2
 
 
+def test_one_start_for_all_seeds(place: Path) -> None:
+    """The other seed's command cannot make that start, so it is told."""
+    text = EXPERIMENT.replace(" --size nano --sft-steps 3 --sft-batch-size 4", "")
+    source = place / "runs" / "trial.toml"
+    source.write_text(
+        text.replace('start = "sort"\n', 'start = "sort"\nstart_seed = 0\n'), encoding="utf-8"
+    )
+    variants = record.read_experiment(source)[2]
+    assert [job.before[0].file for job in variants] == ["sort.0"] * 3
+    assert [len(job.retold()) for job in variants] == [1, 2, 2]
+    assert "--seed 1 --start runs/sort.0/model" in variants[1].retold()[1]
+    source.write_text(text.replace('start = "sort"\n', 'start = "sort"\nstart_seed = 7\n'))
+    with pytest.raises(ValueError, match="found 'sort' for seed 7"):
+        record.read_experiment(source)
+
+
 JUDGED = """
 seeds = [0]
 shared = "--threads 1 --device cpu"
