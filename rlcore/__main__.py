@@ -44,8 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(options: argparse.Namespace) -> int:
     """SFT, and unless `sft` was asked for, RL or a method over pairs from there (or --start)."""
     from rlcore import command
+    from rlcore.training.processes import leave
 
-    return command.train(options)
+    code = command.train(options)
+    leave()
+    return code
 
 
 def evaluate(options: argparse.Namespace) -> int:

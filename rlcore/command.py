@@ -7,15 +7,17 @@ import runpy
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from rlcore import algorithms, models, preferences, training
 from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
-from rlcore.devices import choose_device, using_threads
+from rlcore.devices import using_threads
 from rlcore.tasks import PreferencePairs, Task, get_task, load_pairs, sample_pairs
 from rlcore.training.critic import critic_settings
 from rlcore.training.judge import reward_settings
+from rlcore.training.processes import Processes, processes
 
 # The options that only some methods have, by who has them.
 OF_SFT = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
@@ -49,18 +51,18 @@ def train(options: Namespace) -> int:
     if options.evaluate_every is not None:
         check_whole(0, evaluate_every=options.evaluate_every)
     check_temperature(_temperature(options))
-    choose_device(options.device)
+    world = processes(options.device)  # before any model: it sets each process's device
     if name == "sft":
         recipe = training.recipe(options.task, **_given(options, *OF_SFT))
-        check_folder(options.out, options.resume)
+        world.from_main(lambda: check_folder(options.out, options.resume))
         run = training.sft_start(recipe, seed=options.seed, out=options.out, **_shared(options))[3]
-        return _report(run, get_task(options.task))
+        return _report(run, get_task(options.task), world)
     if name in METHODS:
-        return _on_pairs(options, _changed(METHODS[name], options))
-    return _online(options)
+        return _on_pairs(options, _changed(METHODS[name], options), world)
+    return _online(options, world)
 
 
-def _online(options: Namespace) -> int:
+def _online(options: Namespace, world: Processes) -> int:
     """A row of `rlcore.algorithms`."""
     changes = _given(options, *OF_SFT, "steps", "learning_rate", "prompts_per_step", "group_size")
     recipe = training.recipe(options.task, **changes)
@@ -68,11 +70,11 @@ def _online(options: Namespace) -> int:
     rounds = 10 if options.max_sampling_rounds is None else options.max_sampling_rounds
     copies = 1 if options.samples_per_prompt is None else options.samples_per_prompt
     check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds, samples_per_prompt=copies)
-    check_folder(options.out, options.resume)
+    world.from_main(lambda: check_folder(options.out, options.resume))
     task, function, reward_model = get_task(options.task), _function(options.advantages), None
     if options.reward_model is not None:
         reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
-    row = _row(options, judged=reward_model is not None)
+    row = _row(options, reward_model is not None, world)
     training.check_trainable(row, task, reward_model=reward_model, advantage_function=function)
     of_critic = {
         "critic_learning_rate": options.critic_learning_rate,
@@ -84,7 +86,7 @@ def _online(options: Namespace) -> int:
     reward_settings(row, reward_model, None, normalization)
     started = _start(options, recipe)
     if isinstance(started, training.Run):
-        return _report(started, task)
+        return _report(started, task, world)
     model, tokenizer = started
     run = training.train_policy(
         model,
@@ -107,28 +109,30 @@ def _online(options: Namespace) -> int:
         out=options.out,
         **_shared(options),
     )
-    return _report(run, task)
+    return _report(run, task, world)
 
 
-def _on_pairs(options: Namespace, method: preferences.Method) -> int:
+def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) -> int:
     """A reward model, or a row over preference pairs; the pairs are sampled from the start."""
     scalar = isinstance(method, preferences.RewardModelMethod)
     kind = "reward" if scalar else "preference"
     own = {f"{kind}_{name}": v for name, v in _given(options, "steps", "learning_rate").items()}
     recipe = training.recipe(options.task, **_given(options, *OF_SFT, "pairs"), **own)
     settings = recipe.reward_settings() if scalar else recipe.preference_settings()
-    check_folder(options.out, options.resume)
+    world.from_main(lambda: check_folder(options.out, options.resume))
     task = get_task(options.task)
     if options.pairs_file is not None and not Path(options.pairs_file).is_file():
         raise ValueError(f"--pairs-file: found {options.pairs_file!r}; wanted a file that exists")
     given = None if options.pairs_file is None else load_pairs(options.pairs_file)
     started = _start(options, recipe)
     if isinstance(started, training.Run):
-        return _report(started, task)
+        return _report(started, task, world)
     model, tokenizer = started
     with using_threads(options.threads):
-        pairs = _pairs(options, model, tokenizer, task, recipe.pairs) if given is None else given
-        held_out = _pairs(options, model, tokenizer, task, _n(options), split="held-out")
+        # The main process's for all: on a GPU two processes may sample a token otherwise.
+        sampled = partial(_pairs, options, model, tokenizer, task)
+        pairs = world.from_main(lambda: sampled(recipe.pairs)) if given is None else given
+        held_out = world.from_main(lambda: sampled(_n(options), split="held-out"))
     rest = {
         **settings,
         "held_out": held_out,
@@ -145,9 +149,9 @@ def _on_pairs(options: Namespace, method: preferences.Method) -> int:
         run = training.train_preference(
             model, tokenizer, pairs, method, task=task, evaluate_n=n, **rest
         )
-    if given is None:
+    if given is None and world.is_main:
         pairs.save(Path(options.out) / "pairs.jsonl")
-    return _report(run, task)
+    return _report(run, task, world)
 
 
 def _start(options: Namespace, recipe: training.Recipe) -> tuple[Any, Any] | training.Run:
@@ -169,7 +173,7 @@ def _pairs(
     )
 
 
-def _row(options: Namespace, judged: bool) -> algorithms.Algorithm:
+def _row(options: Namespace, judged: bool, world: Processes) -> algorithms.Algorithm:
     """The row to train: with a reward model where one is given, else with the task's verifier."""
     own, reward = _changed(algorithms.by_name(options.algorithm), options), None
     if own.length_alpha is None:
@@ -177,7 +181,8 @@ def _row(options: Namespace, judged: bool) -> algorithms.Algorithm:
     if judged and own.reward == "verifier":
         reward = "reward_model"
     elif own.reward == "reward_model" and not judged:
-        print(f"{options.algorithm}: without --reward-model the reward is the task's verifier")
+        if world.is_main:
+            print(f"{options.algorithm}: without --reward-model the reward is the task's verifier")
         reward = "verifier"
     weights = _given(options, "beta", "length_alpha")
     own_weights = {name: None if v == "paper" else v for name, v in weights.items()}
@@ -201,8 +206,11 @@ def _changed(row: AnyRow, options: Namespace) -> AnyRow:
     return replace(row, **changes)
 
 
-def _report(run: training.Run, task: Task) -> int:
-    """What came out, in a few lines."""
+def _report(run: training.Run, task: Task, world: Processes) -> int:
+    """What came out, in a few lines of the main process; the status of the command."""
+    code = 0 if run.finished else 130
+    if not world.is_main:
+        return code
     state = "finished" if run.finished else "interrupted"
     print(f"{state} after {len(run.metrics)} steps, {run.seconds:.1f} s, in {run.out}")
     for row in run.evaluations:
@@ -215,7 +223,7 @@ def _report(run: training.Run, task: Task) -> int:
     if run.errors:
         first = run.errors[0]
         print(f"the verifier failed {len(run.errors)} times; first: {first['error']}")
-    return 0 if run.finished else 130
+    return code
 
 
 def accuracy(result: dict[str, Any], task: Task) -> str:

@@ -92,10 +92,7 @@ def sample(
     shape = (max_new_tokens, rows)  # a step's numbers side by side: they are written together
     uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
     if generator is not None and not greedy:
-        uniforms = torch.rand(
-            (rows, max_new_tokens), dtype=torch.float64, generator=generator,
-            device=generator.device,
-        ).t().contiguous().to(device)  # fmt: skip
+        uniforms = draw_uniforms(rows, max_new_tokens, generator).t().contiguous().to(device)
     response = torch.full(shape, pad, device=device)
     drawn = torch.zeros(shape, dtype=torch.bool, device=device)
     logprobs = torch.zeros(shape, device=device)
@@ -151,6 +148,16 @@ def sample(
         group_ids=torch.arange(len(prompts), device=device).repeat_interleave(group_size),
         lengths=lengths,
         truncated=~finished,
+    )
+
+
+def draw_uniforms(rows: int, max_new_tokens: int, generator: torch.Generator) -> Tensor:
+    """The random numbers (rows, max_new_tokens) of as many responses, on the generator's device.
+
+    In float64, one after the other: those of several calls are those of one call for all rows.
+    """
+    return torch.rand(
+        (rows, max_new_tokens), dtype=torch.float64, generator=generator, device=generator.device
     )
 
 

@@ -19,6 +19,7 @@ from rlcore.models import build_scalar_model, token_values
 from rlcore.objectives import last_token_values, value_loss
 from rlcore.sampling import Samples
 from rlcore.training.loop import NonFiniteError, check_weights, clip_gradient
+from rlcore.training.processes import ALONE, Processes
 from rlcore.training.update import Batch
 
 
@@ -99,14 +100,15 @@ class Critic:
         learning_rate: float,
         max_grad_norm: float,
         rows: int | None,
+        world: Processes = ALONE,
     ) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self.model, self.algorithm = model, algorithm
+        self.model, self.algorithm, self.world = model, algorithm, world
         self.learning_rate, self.max_grad_norm, self.rows = learning_rate, max_grad_norm, rows
         self.optimizer = torch.optim.AdamW(
             parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0
         )
-        self.kept: Tensor | None = None  # (B, T) with its graph, for the first update of a step
+        self.kept: Tensor | None = None  # own rows, with their graph, for a step's first update
 
     def set_rate(self, share: float) -> None:
         """The learning rate, as a share of the first one."""
@@ -119,19 +121,21 @@ class Critic:
         Where the batch goes through in one piece, the first update takes its gradient from this
         forward pass, since nothing has moved until then.
         """
-        whole = self.rows is None
-        with torch.set_grad_enabled(whole):
-            size = self.rows or len(samples)
-            parts = zip(
-                samples.input_ids.split(size), samples.attention_mask.split(size), strict=True
-            )
-            found = torch.cat([token_values(self.model, ids, mask) for ids, mask in parts])
-        if not bool(found.detach().isfinite().all()):
-            batch = {**vars(samples), "critic_values": found.detach()}
-            raise NonFiniteError("the critic's values are not finite", batch)
-        self.kept = self._before(found, samples) if whole else None
-        after = last_token_values(found.detach(), samples.attention_mask)
-        return Values(self._before(found.detach(), samples), after)
+        whole, size = self.rows is None, self.rows or len(samples)
+
+        def some(own: slice) -> Values:
+            every, real = samples.input_ids[own], samples.attention_mask[own]
+            with torch.set_grad_enabled(whole):
+                parts = zip(every.split(size), real.split(size), strict=True)
+                found = torch.cat([token_values(self.model, ids, mask) for ids, mask in parts])
+            if not bool(found.detach().isfinite().all()):
+                batch = {**vars(samples), "critic_values": found.detach()}
+                raise NonFiniteError("the critic's values are not finite", batch)
+            self.kept = self._before(found, samples) if whole else None
+            after = last_token_values(found.detach(), real)
+            return Values(self._before(found.detach(), samples), after)
+
+        return Values(*map(torch.cat, zip(*self.world.rows(len(samples), some), strict=True)))
 
     def _before(self, found: Tensor, samples: Samples) -> Tensor:
         return found[:, -samples.response_mask.shape[1] - 1 : -1]
@@ -147,30 +151,40 @@ class Critic:
         assert old is not None
         assert returns is not None
         mask, used = samples.response_mask, batch.counted.nonzero()[:, 0]
+        own = self.world.share(len(samples))  # those that it looked at
         clip: dict[str, Any] = {
             "epsilon": row.epsilon_value,
             "total": max(int(mask[used].sum()), 1),
         }
-        said = torch.zeros_like(old)
-        loss = 0.0
         self.optimizer.zero_grad(set_to_none=True)
-        for rows in used.split(self.rows or len(used)) if len(used) else ():
-            if self.kept is not None:
-                values = self.kept[rows]
-            else:
-                found = token_values(
-                    self.model, samples.input_ids[rows], samples.attention_mask[rows]
+
+        def backward() -> tuple[Tensor, float]:
+            said, loss = torch.zeros_like(old), 0.0
+            mine = used[(used >= own.start) & (used < own.stop)]
+            for rows in mine.split(self.rows or len(mine)) if len(mine) else ():
+                if self.kept is not None:
+                    values = self.kept[rows - own.start]
+                else:
+                    found = token_values(
+                        self.model, samples.input_ids[rows], samples.attention_mask[rows]
+                    )
+                    values = self._before(found, samples)
+                said[rows] = values.detach()
+                if not bool(said[rows].isfinite().all()):
+                    known = {**batch.tensors(), "critic_values": said}
+                    raise NonFiniteError("the critic's values are not finite", known)
+                part, _ = value_loss(
+                    values, returns[rows], mask[rows], old_values=old[rows], **clip
                 )
-                values = self._before(found, samples)
-            said[rows] = values.detach()
-            if not bool(said[rows].isfinite().all()):
-                known = {**batch.tensors(), "critic_values": said}
-                raise NonFiniteError("the critic's values are not finite", known)
-            part, _ = value_loss(values, returns[rows], mask[rows], old_values=old[rows], **clip)
-            (row.value_coef * part).backward()
-            loss += part.item()
+                (row.value_coef * part).backward()
+                loss += part.item()
+            return said[own], loss
+
+        parts = self.world.gather(backward)
         self.kept = None
-        norm = clip_gradient(self.model, loss, self.max_grad_norm, batch.tensors(), "critic's ")
+        said, loss = torch.cat([values for values, _ in parts]), sum(part for _, part in parts)
+        tensors, world = batch.tensors(), self.world
+        norm = clip_gradient(self.model, loss, self.max_grad_norm, tensors, "critic's ", world)
         # Explained variance is no mean over parts: it is taken of all values at once.
         _, stats = value_loss(
             said, returns, mask & batch.counted[:, None], old_values=old, **clip, allow_empty=True

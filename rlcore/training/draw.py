@@ -12,10 +12,11 @@ from torch.nn.functional import pad
 
 from rlcore.algorithms import Algorithm
 from rlcore.objectives import informative_rows, refill
-from rlcore.sampling import Samples, sample
+from rlcore.sampling import Samples, draw_uniforms, sample
 from rlcore.tasks import Task
 from rlcore.training.judge import Judge, Judged, join, mean
 from rlcore.training.loop import NonFiniteError, Place
+from rlcore.training.processes import ALONE, Processes
 
 
 @dataclass
@@ -41,6 +42,7 @@ def draw(
     group_size: int,
     temperature: float,
     max_rounds: int,
+    world: Processes = ALONE,
 ) -> Draw:
     """Draw prompts, sample a group for each, ask what each response earned.
 
@@ -51,7 +53,7 @@ def draw(
     """
     parts, judgements = [], []
     while True:
-        samples = sample(
+        samples = sample_together(
             model,
             tokenizer,
             [task.draw(place.data) for _ in range(prompts_per_step)],
@@ -59,6 +61,7 @@ def draw(
             max_new_tokens=task.max_new_tokens,
             temperature=temperature,
             generator=place.generator,
+            world=world,
         )
         if not bool(samples.logprobs.isfinite().all()):
             raise NonFiniteError("the policy's log-probs are not finite", vars(samples))
@@ -76,26 +79,68 @@ def draw(
             drawn = Draw(together, judged, kept, metrics)
             break
     if algorithm.advantage == "greedy":
-        answers = greedy_judged(model, tokenizer, task, judge, drawn.samples, place.step + 1)
+        step = place.step + 1
+        answers = greedy_judged(model, tokenizer, task, judge, drawn.samples, step, world)
         drawn.greedy = answers.reward
         drawn.metrics["greedy_reward"] = mean(answers.reward)
         drawn.judged.errors += answers.errors
     return drawn
 
 
+def sample_together(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    world: Processes,
+) -> Samples:
+    """`sample`, each process for its share of the prompts; all get the samples of all.
+
+    A response has the random numbers that it has in one process: those of the responses before and
+    after a process's own are drawn and left. So the samples do not depend on the number of
+    processes, but where a last bit of a logit does and moves a token across its random number.
+    """
+
+    def some(own: slice) -> Samples:
+        draw_uniforms(own.start * group_size, max_new_tokens, generator)
+        samples = sample(
+            model,
+            tokenizer,
+            prompts[own],
+            group_size=group_size,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            generator=generator,
+        )
+        draw_uniforms((len(prompts) - own.stop) * group_size, max_new_tokens, generator)
+        return samples
+
+    return merge(world.rows(len(prompts), some), tokenizer.pad_token_id)
+
+
 def greedy_judged(
-    model: Any, tokenizer: Any, task: Task, judge: Judge, samples: Samples, step: int
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    judge: Judge,
+    samples: Samples,
+    step: int,
+    world: Processes = ALONE,
 ) -> Judged:
     """What the most likely answer to each row's prompt earns; it is sampled once for its group."""
     numbers = samples.group_ids.tolist()
     prompts = dict(zip(numbers, samples.prompts, strict=True))
-    answers = sample(
-        model,
-        tokenizer,
-        list(prompts.values()),
-        max_new_tokens=task.max_new_tokens,
-        greedy=True,
-    )
+    asked = list(prompts.values())
+
+    def some(own: slice) -> Samples:
+        longest = task.max_new_tokens
+        return sample(model, tokenizer, asked[own], max_new_tokens=longest, greedy=True)
+
+    answers = merge(world.rows(len(asked), some), tokenizer.pad_token_id)
     judged = judge(answers, step)
     place = {number: i for i, number in enumerate(prompts)}
     rows = judged[[place[number] for number in numbers]]

@@ -11,9 +11,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Whether a signal asked the run to stop: the first is noted, the next raises at once."""
+    """Whether a signal asked the run to stop: the first is noted, the next raises at once.
 
-    def __init__(self) -> None:
+    several: of several processes. There none raises: Ctrl-C reaches a process from the terminal and
+    from torchrun as well, and torchrun kills what has not ended after 30 seconds.
+    """
+
+    def __init__(self, several: bool = False) -> None:
+        self.several = several
         self.signals: list[int] = []
         self.holding = False
 
@@ -23,7 +28,7 @@ class Stop:
     def note(self, number: int, frame: FrameType | None) -> None:
         """The handler. Raises KeyboardInterrupt from the second signal on, unless it is held."""
         self.signals.append(number)
-        if len(self.signals) > 1 and not self.holding:
+        if len(self.signals) > 1 and not self.holding and not self.several:
             raise KeyboardInterrupt
 
     def hold(self) -> None:
@@ -39,19 +44,19 @@ class Stop:
             yield
         finally:
             self.holding = False
-        if len(self.signals) > max(before, 1):
+        if len(self.signals) > max(before, 1) and not self.several:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[Stop]:
+def deferred_interrupt(several: bool = False) -> Iterator[Stop]:
     """In the block, the first SIGINT or SIGTERM is only noted, see `Stop`.
 
     After a block that was left in order, a SIGTERM has its effect: the handler that was there is
     called; where it was the system's, SystemExit(143) is raised, as by a shell.
     Outside the main thread, and for a signal that is ignored, nothing is changed.
     """
-    stop, handlers = Stop(), {}
+    stop, handlers = Stop(several), {}
     try:
         for number in SIGNALS:
             before = signal.getsignal(number)

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlcore.algorithms import Algorithm
 from rlcore.sampling import Samples
 from rlcore.tasks import Task, VerifierTimeout, rate_all, rate_each
+from rlcore.training.processes import ALONE, Processes
 from rlcore.training.reward import finite
 
 SCORE_NORMALIZATIONS = ("none", "start")
@@ -91,15 +92,19 @@ class Judge:
         reward_weights: Mapping[str, float] | None = None,
         score_normalization: str = "none",
         rows: int | None = None,
+        world: Processes = ALONE,
     ) -> None:
-        self.task, self.kind = task, algorithm.reward
+        self.task, self.kind, self.world = task, algorithm.reward, world
         self.reward_model, self.rows = reward_model, rows
         weights = reward_weights or dict.fromkeys(task.reward_names, 1.0)
         self.weights = torch.tensor([weights[n] for n in task.reward_names], dtype=torch.float64)
         self.scale = ScoreScale() if score_normalization == "start" else None
 
     def __call__(self, samples: Samples, step: int) -> Judged:
-        """What the responses earned. NonFiniteError where a score is not finite."""
+        """What the responses earned, each process asking for its share of them.
+
+        NonFiniteError where a score is not finite.
+        """
         verified, errors = self._ask(samples, step, "verify")
         if self.kind == "verifier":
             return Judged(verified, errors=errors)
@@ -113,13 +118,15 @@ class Judge:
 
     def _ask(self, samples: Samples, step: int, what: str) -> tuple[Tensor, list[dict[str, Any]]]:
         """A function of the task on every response; an error is listed with its response."""
-        values, errors = [], []
         pairs = list(zip(samples.prompts, samples.texts, strict=True))
-        found: Sequence[tuple[Any, str | None]]
-        if what == "verify":
-            found = rate_all(self.task, samples.prompts, samples.texts)
-        else:
-            found = [rate_each(self.task, *pair) for pair in pairs]
+
+        def some(own: slice) -> Sequence[tuple[Any, str | None]]:
+            if what == "verify":
+                return rate_all(self.task, samples.prompts[own], samples.texts[own])
+            return [rate_each(self.task, *pair) for pair in pairs[own]]
+
+        values, errors = [], []
+        found = [one for part in self.world.rows(len(samples), some) for one in part]
         for (prompt, text), (value, error) in zip(pairs, found, strict=True):
             if error is not None:
                 errors.append({"step": step, "error": error, "prompt": prompt, "response": text})
@@ -129,10 +136,13 @@ class Judge:
     @torch.no_grad()
     def _score(self, samples: Samples) -> Tensor:
         size = self.rows or len(samples)
-        parts = zip(
-            samples.input_ids.split(size), samples.attention_mask.bool().split(size), strict=True
-        )
-        scores = torch.cat([finite(self.reward_model, ids, real) for ids, real in parts]).double()
+
+        def some(rows: slice) -> Tensor:
+            ids, real = samples.input_ids[rows], samples.attention_mask[rows].bool()
+            parts = zip(ids.split(size), real.split(size), strict=True)
+            return torch.cat([finite(self.reward_model, *part) for part in parts])
+
+        scores = torch.cat(self.world.rows(len(samples), some)).double()
         return scores if self.scale is None else self.scale(scores)
 
     def describe(self, judged: Judged) -> dict[str, Any]:

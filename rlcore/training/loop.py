@@ -28,6 +28,7 @@ from rlcore.training.checkpoint import (
 )
 from rlcore.training.interrupt import deferred_interrupt
 from rlcore.training.nonfinite import diagnose
+from rlcore.training.processes import ALONE, Processes
 from rlcore.training.progress import Progress
 from rlcore.training.record import Recorder, Run
 
@@ -49,6 +50,9 @@ class NonFiniteError(RuntimeError):
     ) -> None:
         super().__init__(what)
         self.batch, self.run, self.found = batch, run, found or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.batch)  # it may cross from one process to others
 
 
 @dataclass
@@ -95,6 +99,8 @@ def run_loop(
     resume: bool,
     progress: bool,
     extra: Mapping[str, torch.nn.Module | torch.optim.Optimizer] | None = None,
+    world: Processes = ALONE,
+    divided: tuple[int, str] = (0, ""),
 ) -> Run:
     """Call `one_step` until `steps` are done; it returns a row of metrics, and what to show.
 
@@ -105,15 +111,20 @@ def run_loop(
     `deferred_interrupt`.
     extra: models and optimizers that belong to the run besides the policy's, kept in its
     checkpoints.
+    divided: what of each step the processes share out, and how many. The main one alone evaluates
+    and writes; a signal to any of them stops all after the same step.
     Raises NonFiniteError, and WriteError where the folder takes no more (a full disk): both have
     the run so far as `run`, and the last good checkpoint stays.
     """
+    world.check(recorder.run.settings)
     run, path = recorder.run, recorder.checkpoint
     place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
     kept = {"model": model, "optimizer": optimizer, **(extra or {})}
-    with seeded(seed), deferred_interrupt() as stop:
+    with seeded(seed), deferred_interrupt(world.size > 1) as stop:
         seconds, good = 0.0, None  # the last good checkpoint's
-        saved = read_checkpoint(path, run.settings) if resume and path is not None else None
+        saved = None
+        if resume and path is not None:
+            saved = world.from_main(lambda: read_checkpoint(path, run.settings))
         if saved is not None:
             try:
                 for name, part in kept.items():
@@ -151,12 +162,19 @@ def run_loop(
             due = evaluate_every and (place.step == steps or place.step % evaluate_every == 0)
             done = any(row["step"] == place.step for row in run.evaluations)
             if evaluation is not None and due and not done:
-                recorder.add("evaluations", {"step": place.step, **evaluation()})
+                recorder.add("evaluations", {"step": place.step, **world.from_main(evaluation)})
 
-        bar = Progress(title, steps, place.step, progress)
+        def finish() -> None:
+            if recorder.folder is not None:
+                save(model, tokenizer, recorder.folder / "model")
+            recorder.describe("finished" if run.finished else "interrupted")
+
+        bar = Progress(title, steps, place.step, progress and world.is_main)
+        if world.size > 1:
+            bar.say(world.words(*divided))
         try:
             measure()
-            while place.step < steps and not stop():
+            while place.step < steps and not world.any(stop()):
                 rate = learning_rate(place.step)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
@@ -173,7 +191,9 @@ def run_loop(
                 bar.step(**shown)
             run.finished = place.step == steps
         except KeyboardInterrupt:
-            pass
+            if world.size > 1:  # no signal raised it, and the other processes know nothing of it
+                recorder.give_up()
+                raise
         except NonFiniteError as error:
             parts = {n: part for n, part in kept.items() if isinstance(part, torch.nn.Module)}
             found = diagnose(parts, error.batch, run.metrics, rate, bool(moved))
@@ -203,9 +223,7 @@ def run_loop(
         try:
             if not moved:
                 checkpoint()
-            if recorder.folder is not None:
-                save(model, tokenizer, recorder.folder / "model")
-            recorder.describe("finished" if run.finished else "interrupted")
+            world.gather(finish)
         except WriteError as error:
             raise stopped(error) from error
     return run
@@ -225,13 +243,14 @@ def apply_gradient(
     loss: float,
     max_grad_norm: float,
     batch: dict[str, Any],
+    world: Processes = ALONE,
 ) -> float:
     """Check, clip and apply the gradient; returns its norm before clipping.
 
     Raises NonFiniteError, before the weights move, when loss or norm is not finite; and after it
     when they are not, so that they come into no checkpoint.
     """
-    norm = clip_gradient(model, loss, max_grad_norm, batch)
+    norm = clip_gradient(model, loss, max_grad_norm, batch, world=world)
     optimizer.step()
     check_weights(model, batch)
     return norm
@@ -247,9 +266,14 @@ def check_weights(model: Any, batch: dict[str, Any], whose: str = "") -> None:
 
 
 def clip_gradient(
-    model: Any, loss: float, max_grad_norm: float, batch: dict[str, Any], whose: str = ""
+    model: Any,
+    loss: float,
+    max_grad_norm: float,
+    batch: dict[str, Any],
+    whose: str = "",
+    world: Processes = ALONE,
 ) -> float:
-    """Check and clip the gradient of a model; returns its norm before.
+    """Add up the processes' gradients of a model, check and clip the sum; its norm before.
 
     A parameter without a gradient gets 0, so that a step in which every row was skipped moves the
     weights by the optimizer's momentum, exactly as a step of zero gradients does.
@@ -258,6 +282,7 @@ def clip_gradient(
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+    world.sum_gradients(model.parameters())
     parameters = [p for p in model.parameters() if p.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     norm = float(total)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
-from rlcore.devices import choose_device
 from rlcore.models import encode, evaluating
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.preferences import Method
 from rlcore.tasks import PreferencePairs
 from rlcore.training.loop import NonFiniteError, apply_gradient
+from rlcore.training.processes import ALONE, Processes, processes
 
 Objective = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -29,6 +29,7 @@ class Setup:
     optimizer: torch.optim.Optimizer
     settings: dict[str, Any]  # what the record says
     rate: Callable[[int], float]  # the learning rate of a step
+    world: Processes
 
 
 def prepare(
@@ -59,8 +60,10 @@ def prepare(
     check_seed(seed)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     check_final(final_learning_rate)
-    check_folder(out, resume)
-    model.to(choose_device(device))
+    world = processes(device)
+    world.check_enough(batch_size=batch_size)
+    world.from_main(lambda: check_folder(out, resume))
+    world.synchronize(model.to(world.device))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
     settings = {
@@ -81,7 +84,7 @@ def prepare(
     def rate(step: int) -> float:
         return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
 
-    return Setup(optimizer, settings, rate)
+    return Setup(optimizer, settings, rate, world)
 
 
 def check_pairs(pairs: Any, batch_size: int, held_out: Any) -> None:
@@ -168,16 +171,20 @@ def row_logprobs(model: Any, data: Rows, rows: Tensor, width: int) -> Tensor:
 
 
 @torch.no_grad()
-def all_logprobs(model: Any, data: Rows, at_once: int) -> Tensor:
+def all_logprobs(model: Any, data: Rows, at_once: int, world: Processes = ALONE) -> Tensor:
     """Log-probs (N, L-1) of every row, `at_once` at a time; 0 outside the responses."""
-    width = data.ids.shape[1]
     wide = torch.promote_types(model.dtype, torch.float32)  # that of the log-probs
     result = torch.zeros(data.mask.shape, dtype=wide, device=data.ids.device)
     # Rows of like length together: little padding is computed.
-    for rows in data.lengths.sort().indices.split(at_once):
-        longest = data.width(rows)
-        result[rows, : longest - 1] = row_logprobs(model, data, rows, longest)
-    assert result.shape[1] == width - 1
+    order = data.lengths.sort().indices
+
+    def some(own: slice) -> list[Tensor]:
+        parts = order[own].split(at_once)
+        return [row_logprobs(model, data, rows, data.width(rows)) for rows in parts]
+
+    found = [part for parts in world.rows(len(order), some) for part in parts]
+    for rows, logprobs in zip(order.split([len(part) for part in found]), found, strict=True):
+        result[rows, : logprobs.shape[1]] = logprobs
     return result.masked_fill(~data.mask, 0.0)
 
 
@@ -217,8 +224,10 @@ def update(
     micro_batch_size: int | None,
     max_grad_norm: float,
     batch: dict[str, Any],
+    world: Processes,
 ) -> dict[str, float]:
-    """One optimizer step on `rows`, in parts of `micro_batch_size`: the gradient is that of all.
+    """One optimizer step on `rows`, in parts of `micro_batch_size`, each process on its share: the
+    gradient is that of all.
 
     forward(part) gives tensors with gradient, first dimension the part's rows; objective(rows,
     tensors) the loss, divided as the whole step says, and its statistics. Returns the loss, the
@@ -226,16 +235,21 @@ def update(
     Raises NonFiniteError before the weights move.
     """
     optimizer.zero_grad(set_to_none=True)
-    seen = []
-    for part in rows.split(micro_batch_size or len(rows)):
-        tensors = forward(part)
-        objective(part, tensors)[0].backward()
-        seen.append([tensor.detach() for tensor in tensors])
+
+    def backward(own: slice) -> list[list[Tensor]]:
+        seen = []
+        for part in rows[own].split(micro_batch_size or len(rows)):
+            tensors = forward(part)
+            objective(part, tensors)[0].backward()
+            seen.append([tensor.detach() for tensor in tensors])
+        return seen
+
+    seen = [part for parts in world.rows(len(rows), backward) for part in parts]
     whole = [torch.cat(column) for column in zip(*seen, strict=True)]
     loss, stats = objective(rows, whole)
     statistics = numbers(stats)
     known = {**batch, "statistics": {"loss": loss.item(), **statistics}}
-    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, known)
+    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, known, world)
     return {"loss": loss.item(), "grad_norm": norm, **statistics}
 
 

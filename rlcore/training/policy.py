@@ -24,12 +24,13 @@ from rlcore.checks import (
     check_temperature,
     check_whole,
 )
-from rlcore.devices import choose_device, using_threads
+from rlcore.devices import using_threads
 from rlcore.evaluation import evaluate
 from rlcore.tasks import Task
 from rlcore.training.critic import Critic, critic_settings, start_critic
 from rlcore.training.judge import Judge, reward_settings
 from rlcore.training.loop import run_loop
+from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
 from rlcore.training.step import PolicyStep
 from rlcore.training.trainable import check_trainable
@@ -155,7 +156,9 @@ def train_policy(
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     check_temperature(temperature)
     check_final(final_learning_rate)
-    check_folder(out, resume)
+    world = processes(device)
+    world.check_enough(prompts_per_step=prompts_per_step)
+    world.from_main(lambda: check_folder(out, resume))
     of_critic = critic_settings(
         algorithm,
         steps,
@@ -165,7 +168,8 @@ def train_policy(
         value_pretraining_steps,
     )
     of_reward = reward_settings(algorithm, reward_model, reward_weights, score_normalization)
-    model.to(choose_device(device))
+    for given in filter(None, (model, reward_model, critic)):
+        world.synchronize(given.to(world.device))
     needs_reference = measure_kl or (algorithm.kl != "none" and algorithm.beta > 0)
     reference = copy.deepcopy(model).eval().requires_grad_(False) if needs_reference else None
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -194,10 +198,8 @@ def train_policy(
     }
     if critic is not None:
         settings["critic"] = "given"
-    recorder = Recorder(Run(settings), out, model.device)
+    recorder = Recorder(Run(settings), out, world)
     extra: dict[str, Any] = {} if reference is None else {"reference": reference}
-    if reward_model is not None:
-        reward_model.to(model.device)
     judge = Judge(
         algorithm,
         task,
@@ -205,6 +207,7 @@ def train_policy(
         reward_weights=reward_weights,
         score_normalization=score_normalization,
         rows=micro_batch_size,
+        world=world,
     )
     if judge.scale is not None:
         extra["score_scale"] = judge.scale
@@ -216,6 +219,7 @@ def train_policy(
             learning_rate=of_critic["critic_learning_rate"],
             max_grad_norm=max_grad_norm,
             rows=micro_batch_size,
+            world=world,
         )
         extra |= {"critic": values.model, "critic_optimizer": values.optimizer}
 
@@ -245,6 +249,7 @@ def train_policy(
         bootstrap_truncated=bootstrap_truncated,
         value_pretraining_steps=of_critic.get("value_pretraining_steps", 0),
         share=share,
+        world=world,
     )
     with using_threads(threads):
         return run_loop(
@@ -271,4 +276,6 @@ def train_policy(
             resume=resume,
             progress=progress,
             extra=extra,
+            world=world,
+            divided=(prompts_per_step, "prompts"),
         )

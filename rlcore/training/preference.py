@@ -37,6 +37,7 @@ from rlcore.training.pairs import (
     row_logprobs,
     update,
 )
+from rlcore.training.processes import ALONE, Processes
 from rlcore.training.record import Recorder, Run
 
 
@@ -114,24 +115,25 @@ def train_preference(
         device=device,
     )
 
+    world = setup.world
     with using_threads(threads):
         at_once = 2 * (micro_batch_size or batch_size)
         kinds = {PreferenceMethod: Paired, UnpairedMethod: Single}
         data: Paired | Single = kinds[type(method)](
-            method, model, tokenizer, pairs, at_once, seed=seed
+            method, model, tokenizer, pairs, at_once, world, seed=seed
         )
         extra: dict[str, torch.nn.Module] = {"reference": data.reference}
         measured = None
         if held_out is not None:
             # KTO has no loss over pairs; its rewards are those of DPO.
             same = method if isinstance(method, PreferenceMethod) else _as_pairs(method)
-            measured = Paired(same, model, tokenizer, held_out, at_once)
+            measured = Paired(same, model, tokenizer, held_out, at_once, world)
             extra["held_out_reference"] = measured.reference
 
         def one_step(place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
             chosen = batch_order(data.n, data.per_pair * batch_size, place.step, seed)
             rows = torch.tensor(chosen, device=model.device)
-            data.begin(model, rows, at_once)
+            data.begin(model, rows, at_once, world)
             row = update(
                 model,
                 setup.optimizer,
@@ -141,6 +143,7 @@ def train_preference(
                 micro_batch_size=micro_batch_size and data.per_pair * micro_batch_size,
                 max_grad_norm=max_grad_norm,
                 batch={"rows": rows, "input_ids": data.rows.ids, "mask": data.rows.mask},
+                world=world,
             )
             shown = {"loss": row["loss"], "margin": row.get("rewards/margins")}
             return row, {**shown, "accuracy": row.get("rewards/accuracies")}
@@ -159,7 +162,7 @@ def train_preference(
             setup.optimizer,
             one_step,
             title=f"{method.title} on pairs",
-            recorder=Recorder(Run(setup.settings), out, model.device),
+            recorder=Recorder(Run(setup.settings), out, world),
             learning_rate=setup.rate,
             steps=steps,
             seed=seed,
@@ -169,6 +172,8 @@ def train_preference(
             resume=resume,
             progress=progress,
             extra=extra,
+            world=world,
+            divided=(batch_size, "pairs"),
         )
 
 
@@ -188,6 +193,7 @@ class Paired:
         tokenizer: Any,
         pairs: PreferencePairs,
         at_once: int,
+        world: Processes = ALONE,
         *,
         seed: int = 0,
     ) -> None:
@@ -196,11 +202,11 @@ class Paired:
         check_length(model, self.rows.ids.shape[1])
         reference = None
         if method.needs_reference:
-            reference = all_logprobs(model, self.rows, at_once)
+            reference = all_logprobs(model, self.rows, at_once, world)
         self.reference = Kept(**({} if reference is None else {"logprobs": reference}))
         self.width, self.totals = 0, dict[str, Any]()
 
-    def begin(self, model: Any, pairs: Tensor, at_once: int) -> None:
+    def begin(self, model: Any, pairs: Tensor, at_once: int, world: Processes = ALONE) -> None:
         """What the parts of a step share: the width, and what their losses divide by."""
         self.width = self.rows.width(torch.cat([pairs, pairs + self.n]))
         tokens = int(self.rows.mask[pairs].sum())
@@ -247,6 +253,7 @@ class Single:
         tokenizer: Any,
         pairs: PreferencePairs,
         at_once: int,
+        world: Processes = ALONE,
         *,
         seed: int,
     ) -> None:
@@ -265,22 +272,27 @@ class Single:
         )
         check_length(model, max(self.rows.ids.shape[1], self.mismatched.ids.shape[1]))
         self.reference = Kept(
-            logprobs=all_logprobs(model, self.rows, at_once),
-            mismatched_logps=all_logprobs(model, self.mismatched, at_once).sum(1),
+            logprobs=all_logprobs(model, self.rows, at_once, world),
+            mismatched_logps=all_logprobs(model, self.mismatched, at_once, world).sum(1),
         )
         self.width, self.total, self.log_ratios = 0, 0, torch.zeros(0)
 
     @torch.no_grad()
-    def begin(self, model: Any, rows: Tensor, at_once: int) -> None:
+    def begin(self, model: Any, rows: Tensor, at_once: int, world: Processes = ALONE) -> None:
         """What the parts of a step share: the width, and the mismatched pairs of all its rows."""
         self.width, self.total = self.rows.width(rows), len(rows)
-        logps = []
         width = self.mismatched.width(rows)
-        for part in rows.split(at_once):
-            logprobs = row_logprobs(model, self.mismatched, part, width)
-            mask = self.mismatched.mask[part, : width - 1]
-            logps.append(logprobs.masked_fill(~mask, 0.0).sum(1))
-        self.log_ratios = torch.cat(logps) - self.reference.get_buffer("mismatched_logps")[rows]
+
+        def some(own: slice) -> Tensor:
+            logps = []
+            for part in rows[own].split(at_once):
+                logprobs = row_logprobs(model, self.mismatched, part, width)
+                mask = self.mismatched.mask[part, : width - 1]
+                logps.append(logprobs.masked_fill(~mask, 0.0).sum(1))
+            return torch.cat(logps)
+
+        logps = torch.cat(world.rows(len(rows), some))
+        self.log_ratios = logps - self.reference.get_buffer("mismatched_logps")[rows]
 
     def forward(self, model: Any, rows: Tensor) -> Sequence[Tensor]:
         """Log-probs of the responses."""

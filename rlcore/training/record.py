@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 from rlcore.files import WriteError, append, sync, unwritten, write_whole
 from rlcore.training.checkpoint import write_checkpoint
+from rlcore.training.processes import Processes
 
 Rows = list[dict[str, Any]]
 LOGS = ("metrics", "evaluations", "samples", "errors")
@@ -55,13 +57,21 @@ class Run:
 
 
 class Recorder:
-    """Appends to a run and to its folder (None: to memory only), line by line as it goes."""
+    """Appends to a run and to its folder (None: to memory only), line by line as it goes.
 
-    def __init__(self, run: Run, out: str | os.PathLike[str] | None, device: torch.device) -> None:
-        self.run, self.folder, self.device = run, None if out is None else Path(out), device
+    Several processes each have the run, and the main one alone the folder: what all call together
+    raises in all where the main one cannot write.
+    """
+
+    def __init__(self, run: Run, out: str | os.PathLike[str] | None, world: Processes) -> None:
+        self.run, self.world = run, world
+        run.out = None if out is None else Path(out)
+        self.folder = run.out if world.is_main else None
         self.clock = time.monotonic()
+        world.gather(self._make)
+
+    def _make(self) -> None:
         if self.folder is not None:
-            run.out = self.folder
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -69,7 +79,7 @@ class Recorder:
 
     @property
     def checkpoint(self) -> Path | None:
-        return None if self.folder is None else self.folder / "checkpoint.pt"
+        return None if self.run.out is None else self.run.out / "checkpoint.pt"
 
     def begin(self, step: int, seconds: float = 0.0) -> None:
         """Start at `step`: what an earlier attempt wrote after it is dropped (0: everything).
@@ -77,6 +87,11 @@ class Recorder:
         Raises ValueError where the log lacks a step before it, or has a damaged line.
         """
         self.clock = time.monotonic() - seconds
+        self.world.gather(lambda: self._begin(step))
+        for name in LOGS:  # all have what an earlier attempt recorded
+            setattr(self.run, name, self.world.from_main(partial(getattr, self.run, name)))
+
+    def _begin(self, step: int) -> None:
         if self.folder is None:
             return
         for leftover in self.folder.glob("*.tmp"):
@@ -99,15 +114,24 @@ class Recorder:
         """Append rows to one of `LOGS`. Raises WriteError; the rows are then in the run alone."""
         getattr(self.run, log).extend(rows)
         self.run.seconds = time.monotonic() - self.clock
-        if self.folder is not None and rows:
-            append(self.folder / f"{log}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        if self.run.out is not None and rows:
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            self.world.from_main(lambda: append(self._log(log), text))
+
+    def _log(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{name}.jsonl"
 
     def write_checkpoint(self, state: dict[str, Any]) -> None:
         """A checkpoint, where there is a folder; the logs are on the disk before it."""
-        if self.folder is not None and self.checkpoint is not None:
-            for name in LOGS:
-                sync(self.folder / f"{name}.jsonl")
-            write_checkpoint(self.checkpoint, state)
+
+        def write() -> None:
+            if self.folder is not None and self.checkpoint is not None:
+                for name in LOGS:
+                    sync(self._log(name))
+                write_checkpoint(self.checkpoint, state)
+
+        self.world.from_main(write)
 
     def describe(self, status: str) -> None:
         """Write run.json."""
@@ -117,7 +141,7 @@ class Recorder:
                 "status": status,
                 "seconds": round(self.run.seconds, 2),
                 "settings": self.run.settings,
-                **surroundings(self.device),
+                **surroundings(self.world),
             }
             replace_text(self.folder / "run.json", json.dumps(text, indent=1) + "\n")
 
@@ -192,11 +216,13 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Command, versions, device, threads and commit: what a rerun needs to know."""
+def surroundings(world: Processes) -> dict[str, Any]:
+    """Command, versions, processes, device, threads and commit: what a rerun needs to know."""
     import transformers
 
-    command = " ".join(["python", "-m", "rlcore", *sys.argv[1:]])
+    device = world.device
+    start = f"torchrun --nproc-per-node {world.size} -m --" if world.size > 1 else "python -m"
+    command = " ".join([start, "rlcore", *sys.argv[1:]])
     return {
         "command": command if Path(sys.argv[0]).parent.name == "rlcore" else None,
         "versions": {
@@ -204,6 +230,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        "processes": world.size,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": processor(),
         "threads": torch.get_num_threads(),

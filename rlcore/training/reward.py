@@ -92,6 +92,7 @@ def train_reward_model(
             micro_batch_size=micro_batch_size,
             max_grad_norm=max_grad_norm,
             batch={"rows": rows, "input_ids": data.rows.ids, "mask": data.rows.mask},
+            world=setup.world,
         )
         return row, {name: row[name] for name in ("loss", "accuracy", "margin")}
 
@@ -102,7 +103,7 @@ def train_reward_model(
             setup.optimizer,
             one_step,
             title=f"{method.title} on pairs",
-            recorder=Recorder(Run(setup.settings), out, model.device),
+            recorder=Recorder(Run(setup.settings), out, setup.world),
             learning_rate=setup.rate,
             steps=steps,
             seed=seed,
@@ -113,6 +114,8 @@ def train_reward_model(
             checkpoint_every=checkpoint_every,
             resume=resume,
             progress=progress,
+            world=setup.world,
+            divided=(batch_size, "pairs"),
         )
 
 

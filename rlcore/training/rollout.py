@@ -18,15 +18,23 @@ from rlcore.objectives.kl import kl_per_token
 from rlcore.sampling import Samples, response_logprobs
 from rlcore.tasks import Task
 from rlcore.training.judge import Judged, known, mean
+from rlcore.training.processes import ALONE, Processes
 
 
-def score(model: Any, samples: Samples, temperature: float, rows: int | None) -> Tensor:
+def score(
+    model: Any, samples: Samples, temperature: float, rows: int | None, world: Processes = ALONE
+) -> Tensor:
     """Log-probs (B, T) of the responses under another model, `rows` at a time."""
     width, size = samples.response_mask.shape[1], rows or len(samples)
-    batches = zip(samples.input_ids.split(size), samples.attention_mask.split(size), strict=True)
-    return torch.cat(
-        [response_logprobs(model, ids, m, width, temperature=temperature) for ids, m in batches]
-    )
+
+    def some(own: slice) -> Tensor:
+        ids, mask = samples.input_ids[own].split(size), samples.attention_mask[own].split(size)
+        parts = zip(ids, mask, strict=True)
+        return torch.cat(
+            [response_logprobs(model, *part, width, temperature=temperature) for part in parts]
+        )
+
+    return torch.cat(world.rows(len(samples), some))
 
 
 def compare(

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
-from rlcore.devices import choose_device, using_threads
+from rlcore.devices import using_threads
 from rlcore.evaluation import evaluate
 from rlcore.models import check_length, encode
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.tasks import Task
 from rlcore.training.loop import NonFiniteError, Place, apply_gradient, run_loop
+from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
 
 
@@ -47,6 +48,8 @@ def train_sft(
     (betas 0.9, 0.95, no weight decay), the learning rate falls from `learning_rate` to
     `final_learning_rate` times it along a cosine. Dropout is on where the model has it.
     Metrics per step: loss, grad_norm, tokens, learning_rate.
+    Under torchrun the processes share out the batch: the loss and its gradient are those of one
+    process, up to rounding, without dropout, whose masks each process draws for itself.
     out: a run folder, see `record.py`. resume: go on from its checkpoint, with the same bits as
     without the stop; starts anew when there is none yet. threads: torch threads during the run
     (None: as they are). device: None is CUDA when there is one, else the CPU.
@@ -59,8 +62,10 @@ def train_sft(
     check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     check_final(final_learning_rate)
-    check_folder(out, resume)
-    model.to(choose_device(device))
+    world = processes(device)
+    world.check_enough(batch_size=batch_size)
+    world.from_main(lambda: check_folder(out, resume))
+    world.synchronize(model.to(world.device))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.95), weight_decay=0)
     settings = {
@@ -83,23 +88,30 @@ def train_sft(
         batch = demonstrations(tokenizer, task, batch_size, place.data)
         ids, mask = (tensor.to(model.device) for tensor in batch)
         check_length(model, ids.shape[1])
-        model.train()
-        # Padding is on the right: a causal model never looks at it, so no attention mask is needed.
-        logits = model(input_ids=ids, use_cache=False).logits
-        model.eval()
-        logprobs = token_logprobs(logits, ids)
-        if not bool(logprobs.detach()[mask].isfinite().all()):
-            known = {"logprobs": logprobs.detach().masked_fill(~mask, 0.0)}
-            raise NonFiniteError(
-                "the loss is not finite", {"input_ids": ids, "mask": mask, **known}
-            )
-        loss, _ = sft_loss(logprobs, mask)
+        own, tokens = world.share(batch_size), int(mask.sum())
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        tensors = {"input_ids": ids, "mask": mask, "statistics": {"loss": loss.item()}}
-        norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, tensors)
-        row = {"loss": loss.item(), "grad_norm": norm, "tokens": int(mask.sum())}
-        return row, {"loss": loss.item()}
+
+        def backward() -> dict[str, float]:
+            if world.size > 1:  # dropout: each process has masks of its own, at any step
+                name = f"dropout/{seed}/{place.step}/{world.rank}"
+                torch.manual_seed(random.Random(name).getrandbits(63))
+            model.train()
+            # Padding is on the right, where a causal model never looks: no mask is needed.
+            logits = model(input_ids=ids[own], use_cache=False).logits
+            model.eval()
+            logprobs = token_logprobs(logits, ids[own])
+            if not bool(logprobs.detach()[mask[own]].isfinite().all()):
+                known = {"logprobs": logprobs.detach().masked_fill(~mask[own], 0.0)}
+                batch = {"input_ids": ids[own], "mask": mask[own], **known}
+                raise NonFiniteError("the loss is not finite", batch)
+            loss, _ = sft_loss(logprobs, mask[own], total=tokens)
+            loss.backward()
+            return {"loss": loss.item()}
+
+        loss = world.sum(backward)["loss"]
+        known = {"input_ids": ids, "mask": mask, "statistics": {"loss": loss}}
+        norm = apply_gradient(model, optimizer, loss, max_grad_norm, known, world)
+        return {"loss": loss, "grad_norm": norm, "tokens": tokens}, {"loss": loss}
 
     with using_threads(threads):
         return run_loop(
@@ -108,7 +120,7 @@ def train_sft(
             optimizer,
             one_step,
             title=f"SFT {task.name}",
-            recorder=Recorder(Run(settings), out, model.device),
+            recorder=Recorder(Run(settings), out, world),
             learning_rate=rate,
             steps=steps,
             seed=seed,
@@ -117,6 +129,8 @@ def train_sft(
             checkpoint_every=checkpoint_every,
             resume=resume,
             progress=progress,
+            world=world,
+            divided=(batch_size, "demonstrations"),
         )
 
 

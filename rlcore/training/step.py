@@ -16,6 +16,7 @@ from rlcore.training.critic import Critic, monte_carlo, without_critic
 from rlcore.training.draw import draw
 from rlcore.training.judge import Judge, count_errors
 from rlcore.training.loop import Place
+from rlcore.training.processes import Processes
 from rlcore.training.record import Recorder
 from rlcore.training.rollout import compare, describe, examples, score
 from rlcore.training.update import Batch, update_policy
@@ -47,6 +48,7 @@ class PolicyStep:
     bootstrap_truncated: bool
     value_pretraining_steps: int
     share: Callable[[int], float]  # of the learning rate, by step
+    world: Processes
 
     def __call__(self, place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
         pretraining = place.step < self.value_pretraining_steps
@@ -61,13 +63,16 @@ class PolicyStep:
             group_size=self.group_size,
             temperature=self.temperature,
             max_rounds=self.max_sampling_rounds,
+            world=self.world,
         )
         samples, judged = drawn.samples, drawn.judged
         self.recorder.add("errors", *judged.errors)
         reference = None
         if self.reference is not None:
             with torch.no_grad():
-                reference = score(self.reference, samples, self.temperature, self.micro_batch_size)
+                reference = score(
+                    self.reference, samples, self.temperature, self.micro_batch_size, self.world
+                )
         values = after = None
         if self.critic is not None:
             self.critic.set_rate(self.share(place.step))
@@ -141,6 +146,7 @@ class PolicyStep:
             constant=self.task.max_new_tokens,
             micro_batch_size=self.micro_batch_size,
             max_grad_norm=self.max_grad_norm,
+            world=self.world,
         )
         if self.critic is not None:
             self.critic.step(batch)

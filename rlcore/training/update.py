@@ -13,6 +13,7 @@ from rlcore.objectives import entropy, token_logprobs
 from rlcore.sampling import Samples, response_logits
 from rlcore.training.judge import Judged
 from rlcore.training.loop import NonFiniteError, apply_gradient
+from rlcore.training.processes import ALONE, Processes
 
 
 @dataclass
@@ -56,9 +57,11 @@ def update_policy(
     constant: int,
     micro_batch_size: int | None,
     max_grad_norm: float,
+    world: Processes = ALONE,
 ) -> dict[str, float]:
     """One forward and backward pass over the rows in use, in parts, and one optimizer step.
 
+    Each process takes its share of those rows, of whatever group; the gradient is that of all.
     The first call keeps its log-probs in `batch.old_logprobs`: there the ratio is exactly 1, and
     later calls compare with them. Returns loss, grad_norm and the statistics of `policy_loss`.
     Raises NonFiniteError before the weights move.
@@ -67,47 +70,54 @@ def update_policy(
     # The statistics are means over tokens, or over responses where they have one ratio each.
     weight = mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
     used, totals = batch.used.nonzero()[:, 0], batch.totals(algorithm)
+    mine = used[world.share(len(used))]
+    parts = mine.split(micro_batch_size or len(mine)) if len(mine) else ()
     optimizer.zero_grad(set_to_none=True)
-    update: dict[str, float] = {"loss": 0.0}
-    parts = used.split(micro_batch_size or len(used)) if len(used) else ()
-    for number, rows in enumerate(parts):
-        ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
-        logits = response_logits(model, ids, attention, mask.shape[1])
-        logprobs = token_logprobs(logits, ids[:, -logits.shape[1] :], temperature=temperature)
-        entropies = None
-        if algorithm.entropy_coef > 0:
-            entropies = entropy(logits[:, :-1], temperature=temperature)
-        old = batch.old_logprobs.setdefault(number, logprobs.detach())
-        if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
-            new = {"new_logprobs": logprobs.detach().masked_fill(~mask[rows], 0.0), "rows": rows}
-            message = "the policy's log-probs are not finite"
-            raise NonFiniteError(message, {**batch.tensors(), **new})
-        loss, stats = compute_loss(
-            algorithm,
-            logprobs,
-            old,
-            batch.advantages[rows],
-            mask[rows],
-            ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[rows],
-            constant=constant,
-            entropies=entropies,
-            correct=batch.judged.correct[rows],
-            truncated=samples.truncated[rows],
-            **totals,
-        )
-        loss.backward()
-        update["loss"] += loss.item()
-        share = int(weight[rows].sum()) / int(weight[used].sum())
-        for name, value in stats.items():
-            part = share
-            if name == "nll_loss":  # a mean over the tokens of correct responses alone
-                flags = {
-                    "correct": batch.judged.correct[rows],
-                    "truncated": samples.truncated[rows],
-                }
-                own = step_totals(algorithm, mask[rows], **flags)
-                part = own["correct_total"] / totals["correct_total"]
-            update[name] = update.get(name, 0.0) + part * float(value)
+
+    def backward() -> dict[str, float]:
+        update: dict[str, float] = {"loss": 0.0}
+        for number, rows in enumerate(parts):
+            ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
+            logits = response_logits(model, ids, attention, mask.shape[1])
+            logprobs = token_logprobs(logits, ids[:, -logits.shape[1] :], temperature=temperature)
+            entropies = None
+            if algorithm.entropy_coef > 0:
+                entropies = entropy(logits[:, :-1], temperature=temperature)
+            old = batch.old_logprobs.setdefault(number, logprobs.detach())
+            if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
+                known = logprobs.detach().masked_fill(~mask[rows], 0.0)
+                new = {"new_logprobs": known, "rows": rows}
+                message = "the policy's log-probs are not finite"
+                raise NonFiniteError(message, {**batch.tensors(), **new})
+            loss, stats = compute_loss(
+                algorithm,
+                logprobs,
+                old,
+                batch.advantages[rows],
+                mask[rows],
+                ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[rows],
+                constant=constant,
+                entropies=entropies,
+                correct=batch.judged.correct[rows],
+                truncated=samples.truncated[rows],
+                **totals,
+            )
+            loss.backward()
+            update["loss"] += loss.item()
+            share = int(weight[rows].sum()) / int(weight[used].sum())
+            for name, value in stats.items():
+                part = share
+                if name == "nll_loss":  # a mean over the tokens of correct responses alone
+                    flags = {
+                        "correct": batch.judged.correct[rows],
+                        "truncated": samples.truncated[rows],
+                    }
+                    own = step_totals(algorithm, mask[rows], **flags)
+                    part = own["correct_total"] / totals["correct_total"]
+                update[name] = update.get(name, 0.0) + part * float(value)
+        return update
+
+    update = world.sum(backward)
     known = {**batch.tensors(), "statistics": update}
-    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, known)
+    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, known, world)
     return {**update, "grad_norm": norm}
