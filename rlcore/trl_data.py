@@ -4,6 +4,7 @@ Used by ``rlcore.to_trl`` when it is given a task or pairs.  TRL and datasets ar
 of these functions is called, never before.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from typing import Any
 from rlcore.tasks import PreferencePairs, Task, rate_all, rate_each
 
 Reward = Callable[..., list[float | None]]
+COPIES = ("DPOTrainer", "KTOTrainer")  # which take a reference
+REFERENCE = (
+    "wanted one as rlcore.models.load reads it (save writes such a folder): TRL takes its "
+    "reference from there"
+)
 
 
 @dataclass(frozen=True)
@@ -29,16 +35,43 @@ class TrlTraining:
     reward_funcs: list[Reward]
 
     def build(self, model: Any, tokenizer: Any, **more: Any) -> Any:
-        """The trainer; ``more`` are other arguments of its class, such as callbacks."""
-        rewards = {"reward_funcs": list(self.reward_funcs)} if self.reward_funcs else {}
-        return self.trainer(
+        """The trainer; ``more`` are other arguments of its class, such as callbacks.
+
+        The reference is the model as it is now.  TRL takes a copy for a row over pairs; for a row
+        that samples it reads the reference from the folder that the model was loaded from.
+        ValueError where there is no such folder, or the model has been trained since.
+        """
+        arguments: dict[str, Any] = {"reward_funcs": list(self.reward_funcs)}
+        if not self.reward_funcs:
+            arguments = {}
+            if self.trainer.__name__ in COPIES and not {"ref_model", "peft_config"} & set(more):
+                arguments = {"ref_model": copy.deepcopy(model)}
+        reads = bool(self.reward_funcs) and self.args.beta != 0
+        if reads and not getattr(model.config, "_name_or_path", ""):
+            raise ValueError(f"model: found one without a folder; {REFERENCE}")
+        trainer = self.trainer(
             model,
             args=self.args,
             train_dataset=self.train_dataset,
             processing_class=tokenizer,
-            **rewards,
+            **arguments,
             **more,
         )
+        reference = trainer.ref_model if reads else None
+        if reference is not None and _differ(model, reference):
+            raise ValueError(f"model: found other weights than in its folder; {REFERENCE}")
+        return trainer
+
+
+def _differ(model: Any, reference: Any) -> bool:
+    """Whether a weight that both hold whole is another one; a sharded one is not compared."""
+    theirs = dict(reference.named_parameters())
+    return any(
+        name in theirs
+        and theirs[name].shape == weight.shape
+        and not bool((theirs[name].to(weight) == weight).all())
+        for name, weight in model.named_parameters()
+    )
 
 
 def prompt_dataset(task: Task, problems: int, seed: int) -> Any:

@@ -254,6 +254,20 @@ def test_two_steps_of_a_policy(name: str, tmp_path: Path) -> None:
         compare_step(ours, loss, step, 1 - missing / len(samples))
 
 
+def test_a_reference_that_trl_would_not_find_is_refused(tmp_path: Path) -> None:
+    """It reads the folder again: a model trained since would be held to another one, unsaid."""
+    row = replace(GRPO, **TRL_STD)
+    training = to_trl(row, task=COIN, **settings(tmp_path / "out", GROUP, num_generations=GROUP))
+    model, tokenizer = start(COIN, tmp_path / "start")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1e-3
+    with pytest.raises(ValueError, match="model: found other weights than in its folder"):
+        training.build(model, tokenizer)
+    fresh = build_model("nano", tokenizer, seed=3, device="cpu")
+    with pytest.raises(ValueError, match="model: found one without a folder"):
+        training.build(fresh, tokenizer)
+
+
 def pairs_of(task: Task) -> PreferencePairs:
     """Six pairs of unlike lengths."""
     rng = random.Random(5)
@@ -270,7 +284,9 @@ def pairs_of(task: Task) -> PreferencePairs:
 @pytest.mark.parametrize("task", [SORT, REVIEWS], ids=lambda task: task.name)
 @pytest.mark.parametrize("row", [DPO, IPO_AVERAGED, SIMPO], ids=lambda row: row.name)
 def test_two_steps_over_pairs(row: PreferenceMethod, task: Task, tmp_path: Path) -> None:
-    model, tokenizer = start(task, tmp_path / "start")
+    """From a model that is in no folder: the reference is a copy of it."""
+    tokenizer = build_tokenizer(task.vocabulary)
+    model = build_model("nano", tokenizer, seed=4, device="cpu")
     pairs = pairs_of(task)
     ours = copy.deepcopy(model)
     data = Paired(row, ours, tokenizer, pairs, at_once=6)  # the reference is the start

@@ -100,6 +100,17 @@ def f(x):
             through.append(number)
     return through
 """
+OTHER_DOOR = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+page = libc.mmap(None, 4096, 7, 0x22, -1, 0)
+# mov eax, 20; int 0x80; ret: getpid as a program of 32 bits calls it, by a table of its own.
+code = bytes([0xB8, 20, 0, 0, 0, 0xCD, 0x80, 0xC3])
+ctypes.memmove(page, code, len(code))
+def f(x): return ctypes.CFUNCTYPE(ctypes.c_int)(page)()
+"""
 # The kernel's own (uretprobe, uprobe of x86): it lets no filter see them, and ends by signal 4
 # whoever calls them from anywhere but its probes.
 PROBES = (335, 336) if os.uname().machine == "x86_64" else ()
@@ -175,6 +186,7 @@ ATTACKS: dict[str, tuple[str, Outcome | str]] = {
     "processes": (PROCESSES + TRY, Outcome(NOTHING)),
     "network": (NETWORK + TRY, Outcome(NOTHING)),
     "every system call": (KERNEL, Outcome(NOTHING)),
+    "system calls of 32 bits": (OTHER_DOOR, "it was ended by signal (31|11|4)$"),
     "looks around": (LOOKS_AROUND, Outcome(NOTHING)),
     "imports from the disk": (
         "import json.tool",
