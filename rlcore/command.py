@@ -14,14 +14,29 @@ from typing import Any, TypeVar, cast
 from rlcore import algorithms, models, preferences, training
 from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
 from rlcore.devices import using_threads
-from rlcore.tasks import PreferencePairs, Task, get_task, load_pairs, sample_pairs
+from rlcore.lora import Lora, add_lora
+from rlcore.pretrained import is_known, load_pretrained
+from rlcore.tasks import (
+    PreferencePairs,
+    Task,
+    adds_first,
+    chat_task,
+    get_task,
+    load_pairs,
+    sample_pairs,
+    text_task,
+)
 from rlcore.training.critic import critic_settings
 from rlcore.training.judge import reward_settings
 from rlcore.training.processes import Processes, processes
 
 # The options that only some methods have, by who has them.
 OF_SFT = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
-OF_ALL_BUT_SFT = ("start", "steps", "learning_rate", "evaluate_every", "n", "temperature")
+OF_ALL_BUT_SFT = (
+    *("steps", "learning_rate", "micro_batch_size"),
+    *("evaluate_every", "n", "temperature"),
+)
+OF_PRETRAINED = ("revision", "chat", "max_new_tokens")  # of --start
 OF_PAIRS = ("pairs", "pairs_file")
 OF_POLICY = (
     *("prompts_per_step", "group_size", "updates_per_batch", "max_sampling_rounds"),
@@ -44,27 +59,47 @@ def train(options: Namespace) -> int:
         _refuse(options, name, *OF_POLICY)
     else:
         _refuse(options, name, *OF_PAIRS)
-    if options.start is not None:
+    if options.start is None:
+        alone = ("lora",) if name == "sft" else ()
+        _refuse(options, f"{name} without --start", *OF_PRETRAINED, *alone)
+    elif name == "sft":
+        _refuse(options, "--start", "size")
+    else:
         _refuse(options, "--start", *OF_SFT)
     check_seed(options.seed)
     check_whole(1, n=_n(options), threads=1 if options.threads is None else options.threads)
     if options.evaluate_every is not None:
         check_whole(0, evaluate_every=options.evaluate_every)
     check_temperature(_temperature(options))
+    if options.micro_batch_size is not None:
+        check_whole(1, micro_batch_size=options.micro_batch_size)
     world = processes(options.device)  # before any model: it sets each process's device
     if name == "sft":
-        recipe = training.recipe(options.task, **_given(options, *OF_SFT))
-        world.from_main(lambda: check_folder(options.out, options.resume))
-        run = training.sft_start(recipe, seed=options.seed, out=options.out, **_shared(options))[3]
-        return _report(run, get_task(options.task), world)
+        return _sft(options, world)
     if name in METHODS:
         return _on_pairs(options, _changed(METHODS[name], options), world)
     return _online(options, world)
 
 
+def _sft(options: Namespace, world: Processes) -> int:
+    """SFT alone, of a compact model or of --start."""
+    recipe = training.recipe(options.task, **_changes(options, *OF_SFT))
+    world.from_main(lambda: check_folder(options.out, options.resume))
+    task, rest = get_task(options.task), {"seed": options.seed, "out": options.out}
+    if options.start is None:
+        run = training.sft_start(recipe, **rest, **_shared(options))[3]
+        return _report(run, task, world)
+    model, tokenizer = _load(options)
+    task = framed(options, task, tokenizer)
+    run = training.train_sft(
+        model, tokenizer, task, **recipe.sft_settings(), **rest, **_shared(options)
+    )
+    return _report(run, task, world)
+
+
 def _online(options: Namespace, world: Processes) -> int:
     """A row of `rlcore.algorithms`."""
-    changes = _given(options, *OF_SFT, "steps", "learning_rate", "prompts_per_step", "group_size")
+    changes = _changes(options, *OF_SFT, "steps", "learning_rate", "prompts_per_step", "group_size")
     recipe = training.recipe(options.task, **changes)
     updates = 1 if options.updates_per_batch is None else options.updates_per_batch
     rounds = 10 if options.max_sampling_rounds is None else options.max_sampling_rounds
@@ -88,6 +123,7 @@ def _online(options: Namespace, world: Processes) -> int:
     if isinstance(started, training.Run):
         return _report(started, task, world)
     model, tokenizer = started
+    task = framed(options, task, tokenizer)
     run = training.train_policy(
         model,
         tokenizer,
@@ -96,6 +132,7 @@ def _online(options: Namespace, world: Processes) -> int:
         **recipe.policy_settings(),
         seed=options.seed,
         updates_per_batch=updates,
+        micro_batch_size=options.micro_batch_size,
         max_sampling_rounds=rounds,
         temperature=_temperature(options),
         measure_kl=bool(options.measure_kl),
@@ -117,17 +154,18 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     scalar = isinstance(method, preferences.RewardModelMethod)
     kind = "reward" if scalar else "preference"
     own = {f"{kind}_{name}": v for name, v in _given(options, "steps", "learning_rate").items()}
-    recipe = training.recipe(options.task, **_given(options, *OF_SFT, "pairs"), **own)
+    recipe = training.recipe(options.task, **{**_changes(options, *OF_SFT, "pairs"), **own})
     settings = recipe.reward_settings() if scalar else recipe.preference_settings()
     world.from_main(lambda: check_folder(options.out, options.resume))
     task = get_task(options.task)
     if options.pairs_file is not None and not Path(options.pairs_file).is_file():
         raise ValueError(f"--pairs-file: found {options.pairs_file!r}; wanted a file that exists")
     given = None if options.pairs_file is None else load_pairs(options.pairs_file)
-    started = _start(options, recipe)
+    started = _start(options, recipe, scalar=scalar)
     if isinstance(started, training.Run):
         return _report(started, task, world)
     model, tokenizer = started
+    task = framed(options, task, tokenizer)
     with using_threads(options.threads):
         # The main process's for all: on a GPU two processes may sample a token otherwise.
         sampled = partial(_pairs, options, model, tokenizer, task)
@@ -135,6 +173,7 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
         held_out = world.from_main(lambda: sampled(_n(options), split="held-out"))
     rest = {
         **settings,
+        "micro_batch_size": options.micro_batch_size,
         "held_out": held_out,
         "seed": options.seed,
         "evaluate_every": _every(options, settings["steps"]),
@@ -143,6 +182,8 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     }
     if isinstance(method, preferences.RewardModelMethod):
         model = models.build_scalar_model(model, seed=options.seed)
+        if options.lora is not None:
+            add_lora(model, Lora(options.lora), seed=options.seed)
         run = training.train_reward_model(model, tokenizer, pairs, method=method, **rest)
     else:
         n = _n(options)
@@ -154,14 +195,47 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     return _report(run, task, world)
 
 
-def _start(options: Namespace, recipe: training.Recipe) -> tuple[Any, Any] | training.Run:
-    """Model and tokenizer to start from; the SFT run itself where it was interrupted."""
+def _start(
+    options: Namespace, recipe: training.Recipe, scalar: bool = False
+) -> tuple[Any, Any] | training.Run:
+    """Model and tokenizer to start from; the SFT run itself where it was interrupted.
+
+    scalar: the model is to get a scalar head, and its LoRA matrices after that.
+    """
     if options.start is not None:
-        return models.load(options.start, device=options.device)
+        return _load(options, scalar)
     model, tokenizer, _, run = training.sft_start(
         recipe, seed=options.seed, out=Path(options.out) / "start", **_shared(options)
     )
-    return run if run.interrupted else (model, tokenizer)
+    if run.interrupted:
+        return run
+    if options.lora is not None and not scalar:
+        add_lora(model, Lora(options.lora), seed=options.seed)
+    return model, tokenizer
+
+
+def _load(options: Namespace, scalar: bool = False) -> tuple[Any, Any]:
+    """The model of --start."""
+    return load_pretrained(
+        options.start,
+        revision=options.revision,
+        lora=None if options.lora is None or scalar else Lora(options.lora),
+        seed=options.seed,
+        device=options.device,
+    )
+
+
+def framed(options: Namespace, task: Task, tokenizer: Any) -> Task:
+    """The task as the model of --start or --model reads it."""
+    longest = options.max_new_tokens
+    if options.chat is not None:
+        return chat_task(task, tokenizer, instruction=options.chat, max_new_tokens=longest)
+    if adds_first(tokenizer):
+        return text_task(task, tokenizer, max_new_tokens=longest)
+    if longest is None:
+        return task
+    check_whole(1, max_new_tokens=longest)
+    return replace(task, max_new_tokens=longest)
 
 
 def _pairs(
@@ -245,6 +319,12 @@ def _shared(options: Namespace) -> dict[str, Any]:
         "threads": options.threads,
         "device": options.device,
     }
+
+
+def _changes(options: Namespace, *names: str) -> dict[str, Any]:
+    """Of the recipe: those of a pretrained model, and over them what was asked for."""
+    pretrained = options.start is not None and is_known(options.start)
+    return {**(training.PRETRAINED if pretrained else {}), **_given(options, *names)}
 
 
 def _given(options: Namespace, *names: str) -> dict[str, Any]:

@@ -70,3 +70,16 @@ def using_threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """The same weights for the same seed, whatever the random state, dtype and device outside."""
+    outside = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(seed)
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(outside)

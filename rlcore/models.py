@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import brief, check_seed, shown
-from rlcore.devices import choose_device, choose_dtype
+from rlcore.devices import choose_device, choose_dtype, drawing
 from rlcore.files import sync, sync_folder, unwritten
+from rlcore.lora import merged_state, without_lora
 from rlcore.objectives._checks import describe, is_dense, read_mask
 from rlcore.objectives.reward_model import last_token_values
 
@@ -142,7 +143,7 @@ def build_model(
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    with _drawing(seed):
+    with drawing(seed):
         model: Any = LlamaForCausalLM(config)
     return model.to(device=chosen_device, dtype=chosen_dtype).eval()
 
@@ -151,7 +152,8 @@ def save(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> Path:
     """Write model and tokenizer to a folder, whole or not at all.
 
     An older one stays until then; whenever the process dies, a whole one is there under this name
-    or under this name and `.old`. Raises WriteError naming the folder where it cannot be written.
+    or under this name and `.old`. LoRA matrices are added to the weights: what is
+    written is a plain model. Raises WriteError naming the folder where it cannot be written.
     """
     folder = Path(path)
     new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
@@ -162,7 +164,7 @@ def save(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> Path:
             shutil.rmtree(leftover, ignore_errors=True)
         new.mkdir(parents=True)
         with quiet():
-            model.save_pretrained(new)
+            without_lora(model).save_pretrained(new)
             tokenizer.save_pretrained(new)
         for file in new.iterdir():
             sync(file)
@@ -221,7 +223,7 @@ def build_scalar_model(model: Any, *, seed: int, std: float | None = None) -> An
 
     config = copy.deepcopy(model.config)
     config.num_labels = 1
-    with _drawing(seed):
+    with drawing(seed):
         try:
             scalar: Any = AutoModelForSequenceClassification.from_config(config, dtype=model.dtype)
         except ValueError as error:
@@ -229,7 +231,7 @@ def build_scalar_model(model: Any, *, seed: int, std: float | None = None) -> An
         head = _head(scalar)
         std = 1 / math.sqrt(head.in_features + 1) if std is None else std
         drawn = torch.randn(head.weight.shape) * std
-    scalar.base_model.load_state_dict(model.base_model.state_dict())
+    scalar.base_model.load_state_dict(merged_state(model.base_model))
     with torch.no_grad():
         head.weight.copy_(drawn)
     return scalar.to(model.device).eval()
@@ -428,19 +430,6 @@ def _odd(ids: Tensor) -> bool:
 
 
 @contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """The same weights for the same seed, whatever the random state, dtype and device outside."""
-    outside = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed)
-        torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(outside)
-
-
-@contextmanager
 def quiet() -> Iterator[None]:
     """No progress bar of transformers for files that take milliseconds."""
     from transformers.utils import logging
@@ -462,6 +451,18 @@ def check_length(model: Any, length: int) -> None:
             f"length: prompt and response may have {length} tokens together; "
             f"the model has {limit} positions (max_length of build_model)"
         )
+
+
+def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's, then the others of generation_config.
+
+    A chat model may have several, for the end of a turn and of a text. A response that is trained
+    on is ended by the first.
+    """
+    config = getattr(model, "generation_config", None)
+    more = getattr(config, "eos_token_id", None)
+    more = more if isinstance(more, list | tuple) else [] if more is None else [more]
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

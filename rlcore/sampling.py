@@ -22,6 +22,7 @@ from rlcore.models import (
     check_response,
     decode,
     encode,
+    eos_ids,
     evaluating,
     padding,
     read_batch,
@@ -88,7 +89,8 @@ def sample(
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = _encode_prompts(tokenizer, prompts, device)
     check_length(model, prompt_ids.shape[1] + max_new_tokens)
-    rows, pad, eos = len(prompts) * group_size, tokenizer.pad_token_id, tokenizer.eos_token_id
+    rows, pad = len(prompts) * group_size, tokenizer.pad_token_id
+    ends = torch.tensor(eos_ids(model, tokenizer), device=device)
     shape = (max_new_tokens, rows)  # a step's numbers side by side: they are written together
     uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
     if generator is not None and not greedy:
@@ -114,7 +116,7 @@ def sample(
                 )
             tokens = tokens.masked_fill(ended, pad)
             response[t, active], drawn[t, active] = tokens, ~ended
-            ended = ended | (tokens == eos)
+            ended = ended | (tokens[:, None] == ends).any(1)
             left = len(active) - int(ended.sum())
             if left == 0 or t + 1 == max_new_tokens:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlcore.tasks.chat import adds_first, chat_task, text_task
 from rlcore.tasks.code import CodeProblem, code_task
 from rlcore.tasks.formula import FORMULA
 from rlcore.tasks.letters import LETTERS
@@ -49,6 +50,8 @@ __all__ = [
     "SandboxError",
     "Task",
     "VerifierTimeout",
+    "adds_first",
+    "chat_task",
     "code_task",
     "get_task",
     "load_pairs",
@@ -56,6 +59,7 @@ __all__ = [
     "rate_all",
     "rate_each",
     "sample_pairs",
+    "text_task",
 ]
 
 

@@ -9,13 +9,14 @@ from rlcore.files import WriteError
 from rlcore.training.loop import NonFiniteError
 from rlcore.training.policy import train_policy
 from rlcore.training.preference import train_preference
-from rlcore.training.recipes import RECIPES, Recipe, recipe, row, sft_start
+from rlcore.training.recipes import PRETRAINED, RECIPES, Recipe, recipe, row, sft_start
 from rlcore.training.record import Run, read_records, read_run
 from rlcore.training.reward import train_reward_model
 from rlcore.training.sft import train_sft
 from rlcore.training.trainable import check_trainable
 
 __all__ = [
+    "PRETRAINED",
     "RECIPES",
     "NonFiniteError",
     "Recipe",

@@ -18,6 +18,7 @@ from rlcore.checks import brief
 from rlcore.files import WriteError
 from rlcore.models import save
 from rlcore.objectives import RewardHistory
+from rlcore.training.adapters import checkpointed
 from rlcore.training.checkpoint import (
     as_tuples,
     get_random_state,
@@ -119,7 +120,7 @@ def run_loop(
     world.check(recorder.run.settings)
     run, path = recorder.run, recorder.checkpoint
     place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
-    kept = {"model": model, "optimizer": optimizer, **(extra or {})}
+    kept = {"model": checkpointed(model), "optimizer": optimizer, **(extra or {})}
     with seeded(seed), deferred_interrupt(world.size > 1) as stop:
         seconds, good = 0.0, None  # the last good checkpoint's
         saved = None

@@ -16,6 +16,7 @@ from rlcore.models import encode, evaluating
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.preferences import Method
 from rlcore.tasks import PreferencePairs
+from rlcore.training.adapters import weight_settings
 from rlcore.training.loop import NonFiniteError, apply_gradient
 from rlcore.training.processes import ALONE, Processes, processes
 
@@ -78,7 +79,7 @@ def prepare(
         "final_learning_rate": final_learning_rate,
         "max_grad_norm": max_grad_norm,
         "seed": seed,
-        "parameters": sum(p.numel() for p in parameters),
+        **weight_settings(model),
     }
 
     def rate(step: int) -> float:

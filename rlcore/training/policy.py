@@ -6,7 +6,6 @@ their successors; this loop is the same for all of them.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from rlcore.checks import (
 from rlcore.devices import using_threads
 from rlcore.evaluation import evaluate
 from rlcore.tasks import Task
+from rlcore.training.adapters import start_of, weight_settings
 from rlcore.training.critic import Critic, critic_settings, start_critic
 from rlcore.training.judge import Judge, reward_settings
 from rlcore.training.loop import run_loop
@@ -88,6 +88,7 @@ def train_policy(
     NaN where missing, and group_ids (B,) to advantages (B,).
     micro_batch_size: rows per forward pass (None: all); the parts add up to the same gradient.
     measure_kl: keep a copy of the start and record the KL to it even where the row has no KL term.
+    (Of a model with LoRA matrices the copy is of those alone.)
     max_sampling_rounds: where the row samples dynamically, the most rounds for one step; after them
     it trains on the prompts that it has.
     The longest response (Dr. GRPO's constant, the overlong penalty's limit) is the task's
@@ -171,7 +172,7 @@ def train_policy(
     for given in filter(None, (model, reward_model, critic)):
         world.synchronize(given.to(world.device))
     needs_reference = measure_kl or (algorithm.kl != "none" and algorithm.beta > 0)
-    reference = copy.deepcopy(model).eval().requires_grad_(False) if needs_reference else None
+    reference = start_of(model) if needs_reference else None
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
     settings = {
@@ -192,7 +193,7 @@ def train_policy(
         "measure_kl": measure_kl,
         "max_sampling_rounds": max_sampling_rounds,
         "seed": seed,
-        "parameters": sum(p.numel() for p in parameters),
+        **weight_settings(model),
         **of_reward,
         **of_critic,
     }

@@ -106,6 +106,24 @@ RECIPES = {
 }
 
 
+# What the command takes for a pretrained model, where nothing else is asked for: small steps, since
+# the model is to stay what it is, and few of them, since each takes most of a minute on a CPU.
+PRETRAINED = {
+    "sft_steps": 16,
+    "sft_batch_size": 32,
+    "sft_learning_rate": 2e-5,
+    "steps": 20,
+    "prompts_per_step": 8,
+    "learning_rate": 1e-5,
+    "pairs": 64,
+    "reward_steps": 20,
+    "reward_learning_rate": 1e-5,
+    "preference_steps": 20,
+    "preference_batch_size": 8,
+    "preference_learning_rate": 1e-6,
+}
+
+
 def recipe(task: str, **changes: Any) -> Recipe:
     """The recipe of a task, with changes by field name. ValueError for an unknown task or field."""
     get_task(task)

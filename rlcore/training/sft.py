@@ -17,6 +17,7 @@ from rlcore.models import check_length, encode
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.tasks import Task
+from rlcore.training.adapters import weight_settings
 from rlcore.training.loop import NonFiniteError, Place, apply_gradient, run_loop
 from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
@@ -77,7 +78,7 @@ def train_sft(
         "final_learning_rate": final_learning_rate,
         "max_grad_norm": max_grad_norm,
         "seed": seed,
-        "parameters": sum(p.numel() for p in parameters),
+        **weight_settings(model),
     }
 
     def rate(step: int) -> float:

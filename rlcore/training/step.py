@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlcore.algorithms import Algorithm
 from rlcore.tasks import Task
+from rlcore.training.adapters import at_start
 from rlcore.training.critic import Critic, monte_carlo, without_critic
 from rlcore.training.draw import draw
 from rlcore.training.judge import Judge, count_errors
@@ -69,9 +70,9 @@ class PolicyStep:
         self.recorder.add("errors", *judged.errors)
         reference = None
         if self.reference is not None:
-            with torch.no_grad():
+            with torch.no_grad(), at_start(self.reference) as start:
                 reference = score(
-                    self.reference, samples, self.temperature, self.micro_batch_size, self.world
+                    start, samples, self.temperature, self.micro_batch_size, self.world
                 )
         values = after = None
         if self.critic is not None:

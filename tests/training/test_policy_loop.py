@@ -25,7 +25,7 @@ from rlcore.algorithms import (
 from rlcore.algorithms import ROWS as EVERY
 from rlcore.sampling import response_logprobs, sample
 from rlcore.training import NonFiniteError, read_run, row, train_policy
-from rlcore.training import policy as policy_module
+from rlcore.training import adapters as adapters_module
 from rlcore.training import update as update_module
 
 SETTINGS = {
@@ -323,7 +323,7 @@ def test_a_reference_only_where_it_is_needed(coin, make, monkeypatch) -> None:
             copies.append(model)
             return copy.deepcopy(model)
 
-    monkeypatch.setattr(policy_module, "copy", Copier())
+    monkeypatch.setattr(adapters_module, "copy", Copier())
     for name in ("grpo", "rloo", "reinforce", "dr-grpo"):
         run = train_policy(*make(), coin, ROWS[name], **SETTINGS)
         assert "kl" not in run.metrics[0]
