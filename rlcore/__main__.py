@@ -160,6 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         help="another choice in the row, such as epsilon_high=0.28; may be given several times",
     )  # fmt: skip
     run.add_argument("--resume", action="store_true", help="go on where --out stopped")
+    run.add_argument(
+        "--tracker", action="append", default=[], help="draw the curves there too: tensorboard"
+    )
     run.add_argument("--quiet", action="store_true", help="no progress bar")
     run.add_argument(
         "--measure-kl", action="store_true", default=None, help="record the KL to the start"

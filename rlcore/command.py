@@ -29,6 +29,7 @@ from rlcore.tasks import (
 from rlcore.training.critic import critic_settings
 from rlcore.training.judge import reward_settings
 from rlcore.training.processes import Processes, processes
+from rlcore.training.tracking import check_trackers
 
 # The options that only some methods have, by who has them.
 OF_SFT = ("size", "sft_steps", "sft_learning_rate", "sft_batch_size")
@@ -74,6 +75,7 @@ def train(options: Namespace) -> int:
     if options.micro_batch_size is not None:
         check_whole(1, micro_batch_size=options.micro_batch_size)
     world = processes(options.device)  # before any model: it sets each process's device
+    check_trackers(options.tracker, options.out)
     if name == "sft":
         return _sft(options, world)
     if name in METHODS:
@@ -315,6 +317,7 @@ def accuracy(result: dict[str, Any], task: Task) -> str:
 def _shared(options: Namespace) -> dict[str, Any]:
     return {
         "resume": options.resume,
+        "trackers": tuple(options.tracker),
         "progress": not options.quiet,
         "threads": options.threads,
         "device": options.device,

@@ -53,20 +53,22 @@ def draw(
     """
     parts, judgements = [], []
     while True:
-        samples = sample_together(
-            model,
-            tokenizer,
-            [task.draw(place.data) for _ in range(prompts_per_step)],
-            group_size=group_size,
-            max_new_tokens=task.max_new_tokens,
-            temperature=temperature,
-            generator=place.generator,
-            world=world,
-        )
+        with place.timings.part("sampling"):
+            samples = sample_together(
+                model,
+                tokenizer,
+                [task.draw(place.data) for _ in range(prompts_per_step)],
+                group_size=group_size,
+                max_new_tokens=task.max_new_tokens,
+                temperature=temperature,
+                generator=place.generator,
+                world=world,
+            )
         if not bool(samples.logprobs.isfinite().all()):
             raise NonFiniteError("the policy's log-probs are not finite", vars(samples))
         parts.append(samples)
-        judgements.append(judge(samples, place.step + 1))
+        with place.timings.part("judging"):
+            judgements.append(judge(samples, place.step + 1))
         if not algorithm.dynamic_sampling:
             kept = torch.ones_like(samples.truncated)
             drawn = Draw(samples, judgements[0], kept, {})
@@ -79,8 +81,7 @@ def draw(
             drawn = Draw(together, judged, kept, metrics)
             break
     if algorithm.advantage == "greedy":
-        step = place.step + 1
-        answers = greedy_judged(model, tokenizer, task, judge, drawn.samples, step, world)
+        answers = greedy_judged(model, tokenizer, task, judge, drawn.samples, place, world)
         drawn.greedy = answers.reward
         drawn.metrics["greedy_reward"] = mean(answers.reward)
         drawn.judged.errors += answers.errors
@@ -128,7 +129,7 @@ def greedy_judged(
     task: Task,
     judge: Judge,
     samples: Samples,
-    step: int,
+    place: Place,
     world: Processes = ALONE,
 ) -> Judged:
     """What the most likely answer to each row's prompt earns; it is sampled once for its group."""
@@ -140,10 +141,12 @@ def greedy_judged(
         longest = task.max_new_tokens
         return sample(model, tokenizer, asked[own], max_new_tokens=longest, greedy=True)
 
-    answers = merge(world.rows(len(asked), some), tokenizer.pad_token_id)
-    judged = judge(answers, step)
-    place = {number: i for i, number in enumerate(prompts)}
-    rows = judged[[place[number] for number in numbers]]
+    with place.timings.part("sampling"):
+        answers = merge(world.rows(len(asked), some), tokenizer.pad_token_id)
+    with place.timings.part("judging"):
+        judged = judge(answers, place.step + 1)
+    which = {number: i for i, number in enumerate(prompts)}
+    rows = judged[[which[number] for number in numbers]]
     rows.errors = judged.errors
     return rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from rlcore.training.nonfinite import diagnose
 from rlcore.training.processes import ALONE, Processes
 from rlcore.training.progress import Progress
 from rlcore.training.record import Recorder, Run
+from rlcore.training.timing import Timings
 
 
 class NonFiniteError(RuntimeError):
@@ -64,6 +65,7 @@ class Place:
     data: random.Random  # draws problems and demonstrations
     generator: torch.Generator  # draws responses
     history: RewardHistory | None = None  # the rewards that prompts have had, where a row asks
+    timings: Timings = field(default_factory=Timings)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -163,7 +165,9 @@ def run_loop(
             due = evaluate_every and (place.step == steps or place.step % evaluate_every == 0)
             done = any(row["step"] == place.step for row in run.evaluations)
             if evaluation is not None and due and not done:
-                recorder.add("evaluations", {"step": place.step, **world.from_main(evaluation)})
+                with place.timings.part("evaluation"):
+                    found = world.from_main(evaluation)
+                recorder.add("evaluations", {"step": place.step, **found})
 
         def finish() -> None:
             if recorder.folder is not None:
@@ -179,15 +183,17 @@ def run_loop(
                 rate = learning_rate(place.step)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                row, shown = one_step(place)
+                with place.timings.part("seconds"):
+                    row, shown = one_step(place)
                 with stop.held():  # a step is done for the log and for a checkpoint, or for neither
                     place.step += 1
                     boundary = place.state()
                     moved.clear()
                     recorder.add("metrics", {"step": place.step, **row, "learning_rate": rate})
+                    recorder.add("timings", {"step": place.step, **place.timings.take()})
                 measure()
                 if checkpoint_every and place.step < steps and place.step % checkpoint_every == 0:
-                    with stop.held():
+                    with stop.held(), place.timings.part("checkpoint"):
                         checkpoint()
                 bar.step(**shown)
             run.finished = place.step == steps
@@ -219,6 +225,7 @@ def run_loop(
             for hook in hooks:
                 hook.remove()
             bar.close()
+            recorder.close()
         run.interrupted = not run.finished
         stop.hold()
         try:

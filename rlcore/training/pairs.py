@@ -19,6 +19,7 @@ from rlcore.tasks import PreferencePairs
 from rlcore.training.adapters import weight_settings
 from rlcore.training.loop import NonFiniteError, apply_gradient
 from rlcore.training.processes import ALONE, Processes, processes
+from rlcore.training.tracking import check_trackers
 
 Objective = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
@@ -50,6 +51,7 @@ def prepare(
     checkpoint_every: int,
     out: Any,
     resume: bool,
+    trackers: Sequence[str],
     device: Any,
 ) -> Setup:
     """Check the arguments that the loops over pairs share (ValueError), move the model to its
@@ -64,6 +66,7 @@ def prepare(
     world = processes(device)
     world.check_enough(batch_size=batch_size)
     world.from_main(lambda: check_folder(out, resume))
+    check_trackers(trackers, out)
     world.synchronize(model.to(world.device))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)

@@ -7,7 +7,7 @@ their successors; this loop is the same for all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,7 @@ from rlcore.training.loop import run_loop
 from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
 from rlcore.training.step import PolicyStep
+from rlcore.training.tracking import check_trackers
 from rlcore.training.trainable import check_trainable
 
 
@@ -70,6 +71,7 @@ def train_policy(
     samples_every: int = 20,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
     device: str | torch.device | None = None,
@@ -160,6 +162,7 @@ def train_policy(
     world = processes(device)
     world.check_enough(prompts_per_step=prompts_per_step)
     world.from_main(lambda: check_folder(out, resume))
+    check_trackers(trackers, out)
     of_critic = critic_settings(
         algorithm,
         steps,
@@ -199,7 +202,7 @@ def train_policy(
     }
     if critic is not None:
         settings["critic"] = "given"
-    recorder = Recorder(Run(settings), out, world)
+    recorder = Recorder(Run(settings), out, world, trackers)
     extra: dict[str, Any] = {} if reference is None else {"reference": reference}
     judge = Judge(
         algorithm,

@@ -61,6 +61,7 @@ def train_preference(
     checkpoint_every: int = 50,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
     device: str | torch.device | None = None,
@@ -112,6 +113,7 @@ def train_preference(
         checkpoint_every=checkpoint_every,
         out=out,
         resume=resume,
+        trackers=trackers,
         device=device,
     )
 
@@ -162,7 +164,7 @@ def train_preference(
             setup.optimizer,
             one_step,
             title=f"{method.title} on pairs",
-            recorder=Recorder(Run(setup.settings), out, world),
+            recorder=Recorder(Run(setup.settings), out, world, trackers),
             learning_rate=setup.rate,
             steps=steps,
             seed=seed,

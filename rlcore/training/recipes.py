@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,6 +169,7 @@ def sft_start(
     seed: int,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
     device: str | torch.device | None = None,
@@ -186,6 +188,7 @@ def sft_start(
         seed=seed,
         out=out,
         resume=resume,
+        trackers=trackers,
         progress=progress,
         threads=threads,
         device=device,

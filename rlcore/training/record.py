@@ -2,7 +2,12 @@
 
 The folder holds `run.json` (settings, command, seed, versions, device, commit, times),
 `metrics.jsonl` (one line per step), `evaluations.jsonl`, `samples.jsonl` (a few responses with
-reward and advantage), `checkpoint.pt`, and at the end `model/`.
+reward and advantage), `errors.jsonl` (where the verifier failed, and on what), `timings.jsonl`,
+`checkpoint.pt`, and at the end `model/`; with a tracker its folder, such as `tensorboard/`.
+
+Timings are seconds on the clock: of a step (`seconds`) and of its parts (sampling, judging,
+reference, critic, update, where it has them), and of an evaluation or a checkpoint between the step
+before and this one. They are in a log of their own, since they differ from run to run.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,9 +30,11 @@ import torch
 from rlcore.files import WriteError, append, sync, unwritten, write_whole
 from rlcore.training.checkpoint import write_checkpoint
 from rlcore.training.processes import Processes
+from rlcore.training.tracking import Trackers
 
 Rows = list[dict[str, Any]]
-LOGS = ("metrics", "evaluations", "samples", "errors")
+LOGS = ("metrics", "evaluations", "samples", "errors", "timings")
+DRAWN = ("metrics", "evaluations", "timings")  # by trackers
 
 
 @dataclass
@@ -38,6 +46,7 @@ class Run:
     evaluations: Rows = field(default_factory=list, repr=False)  # step 0 is the start
     samples: Rows = field(default_factory=list, repr=False)
     errors: Rows = field(default_factory=list, repr=False)  # what the verifier raised
+    timings: Rows = field(default_factory=list, repr=False)  # seconds, by part of a step
     finished: bool = False
     interrupted: bool = False
     seconds: float = 0.0
@@ -63,10 +72,17 @@ class Recorder:
     raises in all where the main one cannot write.
     """
 
-    def __init__(self, run: Run, out: str | os.PathLike[str] | None, world: Processes) -> None:
+    def __init__(
+        self,
+        run: Run,
+        out: str | os.PathLike[str] | None,
+        world: Processes,
+        trackers: Sequence[str] = (),
+    ) -> None:
         self.run, self.world = run, world
         run.out = None if out is None else Path(out)
         self.folder = run.out if world.is_main else None
+        self.trackers = Trackers(trackers, self.folder)
         self.clock = time.monotonic()
         world.gather(self._make)
 
@@ -108,6 +124,7 @@ class Recorder:
             elif path.read_bytes() != text.encode():
                 replace_text(path, text)
             getattr(self.run, name).extend(rows)
+        self.trackers.begin({name: getattr(self.run, name) for name in DRAWN})
         self.describe("running")
 
     def add(self, log: str, *rows: dict[str, Any]) -> None:
@@ -116,7 +133,13 @@ class Recorder:
         self.run.seconds = time.monotonic() - self.clock
         if self.run.out is not None and rows:
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            self.world.from_main(lambda: append(self._log(log), text))
+
+            def write() -> None:
+                append(self._log(log), text)
+                if log in DRAWN:
+                    self.trackers.log(log, rows)
+
+            self.world.from_main(write)
 
     def _log(self, name: str) -> Path:
         assert self.folder is not None
@@ -149,6 +172,11 @@ class Recorder:
         """Write down that the run failed, where there is room for it."""
         with contextlib.suppress(WriteError):
             self.describe("failed")
+
+    def close(self) -> None:
+        """Close what the trackers have open; a full disk has been told of before."""
+        with contextlib.suppress(WriteError):
+            self.trackers.finish()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

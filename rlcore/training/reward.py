@@ -36,6 +36,7 @@ def train_reward_model(
     checkpoint_every: int = 50,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
     device: str | torch.device | None = None,
@@ -75,6 +76,7 @@ def train_reward_model(
         checkpoint_every=checkpoint_every,
         out=out,
         resume=resume,
+        trackers=trackers,
         device=device,
     )
     data = Scored(tokenizer, pairs, model, method)
@@ -103,7 +105,7 @@ def train_reward_model(
             setup.optimizer,
             one_step,
             title=f"{method.title} on pairs",
-            recorder=Recorder(Run(setup.settings), out, setup.world),
+            recorder=Recorder(Run(setup.settings), out, setup.world, trackers),
             learning_rate=setup.rate,
             steps=steps,
             seed=seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rlcore.training.adapters import weight_settings
 from rlcore.training.loop import NonFiniteError, Place, apply_gradient, run_loop
 from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
+from rlcore.training.tracking import check_trackers
 
 
 def train_sft(
@@ -39,6 +41,7 @@ def train_sft(
     checkpoint_every: int = 100,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
     device: str | torch.device | None = None,
@@ -52,11 +55,14 @@ def train_sft(
     Under torchrun the processes share out the batch: the loss and its gradient are those of one
     process, up to rounding, without dropout, whose masks each process draws for itself.
     out: a run folder, see `record.py`. resume: go on from its checkpoint, with the same bits as
-    without the stop; starts anew when there is none yet. threads: torch threads during the run
-    (None: as they are). device: None is CUDA when there is one, else the CPU.
+    without the stop; starts anew when there is none yet. trackers: ("tensorboard",) draws the
+    curves in a folder of out too (`pip install .[tensorboard]`).
+    threads: torch threads during the run (None: as they are). device: None is CUDA when there is
+    one, else the CPU.
 
     Raises ValueError for bad arguments, NonFiniteError (with step and batch) when the loss or the
-    gradient is not finite, OSError when a checkpoint cannot be written.
+    gradient is not finite, WriteError (an OSError) when the folder takes no more; both errors have
+    the run so far, and the last good checkpoint stays.
     """
     check_whole(1, steps=steps, batch_size=batch_size, evaluate_n=evaluate_n)
     check_seed(seed)
@@ -66,6 +72,7 @@ def train_sft(
     world = processes(device)
     world.check_enough(batch_size=batch_size)
     world.from_main(lambda: check_folder(out, resume))
+    check_trackers(trackers, out)
     world.synchronize(model.to(world.device))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.95), weight_decay=0)
@@ -121,7 +128,7 @@ def train_sft(
             optimizer,
             one_step,
             title=f"SFT {task.name}",
-            recorder=Recorder(Run(settings), out, world),
+            recorder=Recorder(Run(settings), out, world, trackers),
             learning_rate=rate,
             steps=steps,
             seed=seed,

@@ -70,14 +70,19 @@ class PolicyStep:
         self.recorder.add("errors", *judged.errors)
         reference = None
         if self.reference is not None:
-            with torch.no_grad(), at_start(self.reference) as start:
+            with (
+                torch.no_grad(),
+                at_start(self.reference) as start,
+                place.timings.part("reference"),
+            ):
                 reference = score(
                     start, samples, self.temperature, self.micro_batch_size, self.world
                 )
         values = after = None
         if self.critic is not None:
             self.critic.set_rate(self.share(place.step))
-            values, after = self.critic.look(samples)
+            with place.timings.part("critic"):
+                values, after = self.critic.look(samples)
         advantages, returns, history = compare(
             monte_carlo(self.algorithm) if pretraining else self.algorithm,
             self.task,
@@ -101,7 +106,8 @@ class PolicyStep:
             used = used & (advantages != 0).view(len(used), -1).any(1)
         batch = Batch(samples, judged, advantages, reference, counted, used, returns, values)
         update = self._fit_critic if pretraining else self._update
-        updates = [update(batch) for _ in range(self.updates_per_batch)]
+        with place.timings.part("update"):
+            updates = [update(batch) for _ in range(self.updates_per_batch)]
         row = describe(samples, judged.reward, advantages, reference) | self.judge.describe(judged)
         row |= {**count_errors(judged), "rows_used": int(used.sum())}
         row |= drawn.metrics
