@@ -72,6 +72,19 @@ ATTEMPTS = [
     "socket.socket(socket.AF_UNIX)", "socket.socketpair()", "socket.getaddrinfo('localhost', 1)",
 ]
 """
+OPEN_FILES = """
+import os
+def f(x):
+    done = []
+    for number in range(4, 5000):
+        for attempt in (lambda: os.write(number, b"{}"), lambda: os.read(number, 1)):
+            try:
+                attempt()
+                done.append(number)
+            except OSError:
+                pass
+    return done
+"""
 LOOKS_AROUND = """
 import gc, sys
 def f(x):
@@ -183,6 +196,7 @@ ATTACKS: dict[str, tuple[str, Outcome | str]] = {
     ),
     # gets out
     "files": (FILES + TRY, Outcome(NOTHING)),
+    "files that are open": (OPEN_FILES, Outcome(NOTHING)),
     "processes": (PROCESSES + TRY, Outcome(NOTHING)),
     "network": (NETWORK + TRY, Outcome(NOTHING)),
     "every system call": (KERNEL, Outcome(NOTHING)),
