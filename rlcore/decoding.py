@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from rlcore.llama import angles, is_plain_llama, side_by_side
 from rlcore.models import padding
 
 BLOCK = 64  # columns by which a cache grows at least
@@ -27,7 +28,6 @@ WIDE = 16  # columns that a processor's softmax takes at once
 PLAIN_LOOP = (
     400  # numbers in a matrix up to which torch.bmm takes a plain loop instead of a library
 )
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length
 
 Attend = Callable[["_Layer", Tensor, Tensor, Tensor], Tensor]
 # Queries, keys and values (rows, n, heads, D) of a layer -> what the heads read, (rows, n, d).
@@ -43,49 +43,6 @@ def start_decoding(
     if is_plain_llama(model):
         return LlamaDecoder(model, ids, mask, group_size, max_new_tokens)
     return ModelDecoder(model, ids, mask, group_size)
-
-
-def is_plain_llama(model: Any) -> bool:
-    """Whether `LlamaDecoder` computes what the model does.
-
-    A `LlamaForCausalLM` in float32, of transformers' own layers throughout: no biases, no adapters,
-    no hooks, nothing sharded, and rotary angles that do not depend on the length. (In other dtypes
-    transformers computes parts of a layer in float32.)
-    """
-    from transformers.models.llama import modeling_llama as llama
-
-    if type(model) is not llama.LlamaForCausalLM:
-        return False
-    known = (
-        llama.LlamaForCausalLM,
-        llama.LlamaModel,
-        llama.LlamaDecoderLayer,
-        llama.LlamaAttention,
-        llama.LlamaMLP,
-        llama.LlamaRMSNorm,
-        llama.LlamaRotaryEmbedding,
-        nn.Embedding,
-        nn.Linear,
-        nn.ModuleList,
-        nn.SiLU,
-        type(model.model.layers[0].mlp.act_fn),
-    )
-    for module in model.modules():
-        hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        biased = isinstance(module, nn.Linear) and module.bias is not None
-        if type(module) not in known or hooks or biased:
-            return False
-    config: Any = model.config
-    first = model.lm_head.weight
-    return (
-        config.hidden_act == "silu"
-        and config.rope_parameters["rope_type"] in STATIC_ROPE
-        and all(
-            type(p) is nn.Parameter and (p.dtype, p.device) == (torch.float32, first.device)
-            for p in model.parameters()
-        )
-        and not torch.is_autocast_enabled(first.device.type)
-    )
 
 
 class ModelDecoder:
@@ -145,10 +102,7 @@ class _Layer:
 class LlamaDecoder:
     """The layers of a Llama, for one new token per row.
 
-    The rotation of queries and keys is a product of complex numbers here. transformers pairs
-    element i of a head with element i + D/2; the rows of the query and key weights are put into the
-    order in which a pair stands side by side, which changes no product of a query with a key. The
-    scale of the scores is in the query weights.
+    The scale of the scores is in the query weights.
     """
 
     def __init__(
@@ -165,10 +119,7 @@ class LlamaDecoder:
         )
         prompts, self.length = ids.shape
         self.longest = self.length + max_new_tokens
-        places = torch.arange(self.longest, device=ids.device)[None]
-        cos, sin = (angle[0] for angle in body.rotary_emb(self.embedding, places))
-        half = self.head_dim // 2
-        self.turns = torch.complex(cos[:, :half].contiguous(), sin[:, :half].contiguous())
+        self.turns = angles(model, self.longest)
         room = self.length + min(max_new_tokens, BLOCK)
         self.shape = (prompts * group_size, self.kv_heads, room, self.head_dim)
         self.layers = [self._read(layer) for layer in body.layers]
@@ -207,7 +158,7 @@ class LlamaDecoder:
     def _read(self, layer: Any) -> _Layer:
         attention, feed = layer.self_attn, layer.mlp
         pairs = [
-            weight.unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+            side_by_side(weight, self.head_dim)
             for weight in (attention.q_proj.weight * attention.scaling, attention.k_proj.weight)
         ]
         return _Layer(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlcore.checks import check_temperature, check_whole, shown
 from rlcore.decoding import start_decoding
+from rlcore.llama import can_share, is_plain_llama, shared_prompt_logits
 from rlcore.models import (
     check_length,
     check_response,
@@ -173,7 +174,8 @@ def response_logprobs(
 ) -> Tensor:
     """Log-probs (B, T), float32, of the last T = `response_length` columns of input_ids (B, P+T).
 
-    One forward pass, gradients on, dropout off (a ratio taken with dropout on is noise). With the
+    One forward pass, gradients on, dropout off (a ratio taken with dropout on is noise); where the
+    model is a plain Llama, rows with one prompt that follow each other share it. With the
     temperature of `sample` these are the log-probs that it returned (without top-k and top-p).
     What stands on masked positions is unspecified.
     Raises ValueError as `token_values` of `rlcore.models`, and for a response_length or a mask
@@ -187,7 +189,8 @@ def response_logprobs(
 def response_logits(
     model: Any, input_ids: Tensor, attention_mask: Tensor, response_length: int
 ) -> Tensor:
-    """Logits (B, T+1, V) at the last T+1 columns: those that predict the response, and one more.
+    """Logits (B, T+1, V) at the last T+1 columns: those that predict the response, and one more,
+    which is unspecified.
 
     The forward pass of `response_logprobs`, for what else its logits say (`entropy`).
     """
@@ -198,6 +201,8 @@ def response_logits(
 def _logits(model: Any, ids: Tensor, mask: Tensor, response_length: int) -> Tensor:
     check_response(response_length, mask)
     with evaluating(model):
+        if is_plain_llama(model) and can_share(mask, response_length):
+            return shared_prompt_logits(model, ids, mask, response_length)
         logits: Tensor = model(
             input_ids=ids, use_cache=False, logits_to_keep=response_length + 1, **padding(mask)
         ).logits

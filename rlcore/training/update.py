@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,18 @@ class Batch:
             truncated=self.samples.truncated,
         )
 
+    def parts(self, rows: Tensor, at_once: int | None) -> Sequence[Tensor]:
+        """Some rows, at most so many at a time.
+
+        Groups whose longest responses are alike come together, for then little padding is computed;
+        a group is not torn more than it must be, for its rows share their prompt.
+        """
+        if at_once is None or at_once >= len(rows):
+            return (rows,) if len(rows) else ()
+        groups, lengths = self.samples.group_ids, self.samples.lengths
+        longest = lengths.new_zeros(len(groups)).scatter_reduce_(0, groups, lengths, "amax")
+        return rows[longest[groups[rows]].sort(stable=True).indices].split(at_once)
+
     def tensors(self) -> dict[str, Any]:
         """All of it, to be saved for inspection."""
         known = {"reward": self.judged.reward, "advantages": self.advantages}
@@ -70,22 +83,25 @@ def update_policy(
     # The statistics are means over tokens, or over responses where they have one ratio each.
     weight = mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
     used, totals = batch.used.nonzero()[:, 0], batch.totals(algorithm)
-    mine = used[world.share(len(used))]
-    parts = mine.split(micro_batch_size or len(mine)) if len(mine) else ()
+    parts = batch.parts(used[world.share(len(used))], micro_batch_size)
     optimizer.zero_grad(set_to_none=True)
 
     def backward() -> dict[str, float]:
         update: dict[str, float] = {"loss": 0.0}
         for number, rows in enumerate(parts):
-            ids, attention = samples.input_ids[rows], samples.attention_mask[rows]
-            logits = response_logits(model, ids, attention, mask.shape[1])
+            width = int(samples.lengths[rows].max())  # columns of padding alone are left out
+            columns = samples.input_ids.shape[1] - mask.shape[1] + width
+            ids = samples.input_ids[rows, :columns]
+            attention, own_mask = samples.attention_mask[rows, :columns], mask[rows, :width]
+            advantages, reference = batch.advantages[rows], batch.ref_logprobs
+            logits = response_logits(model, ids, attention, width)
             logprobs = token_logprobs(logits, ids[:, -logits.shape[1] :], temperature=temperature)
             entropies = None
             if algorithm.entropy_coef > 0:
                 entropies = entropy(logits[:, :-1], temperature=temperature)
             old = batch.old_logprobs.setdefault(number, logprobs.detach())
-            if not bool(logprobs.detach()[mask[rows]].isfinite().all()):
-                known = logprobs.detach().masked_fill(~mask[rows], 0.0)
+            if not bool(logprobs.detach()[own_mask].isfinite().all()):
+                known = logprobs.detach().masked_fill(~own_mask, 0.0)
                 new = {"new_logprobs": known, "rows": rows}
                 message = "the policy's log-probs are not finite"
                 raise NonFiniteError(message, {**batch.tensors(), **new})
@@ -93,9 +109,9 @@ def update_policy(
                 algorithm,
                 logprobs,
                 old,
-                batch.advantages[rows],
-                mask[rows],
-                ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[rows],
+                advantages if advantages.dim() == 1 else advantages[:, :width],
+                own_mask,
+                ref_logprobs=None if reference is None else reference[rows, :width],
                 constant=constant,
                 entropies=entropies,
                 correct=batch.judged.correct[rows],
@@ -112,7 +128,7 @@ def update_policy(
                         "correct": batch.judged.correct[rows],
                         "truncated": samples.truncated[rows],
                     }
-                    own = step_totals(algorithm, mask[rows], **flags)
+                    own = step_totals(algorithm, own_mask, **flags)
                     part = own["correct_total"] / totals["correct_total"]
                 update[name] = update.get(name, 0.0) + part * float(value)
         return update
