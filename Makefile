@@ -2,7 +2,7 @@
 # Another interpreter: make book PYTHON=python3.12
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python)
 
-.PHONY: help setup book test lab serve check tidy homework grade record bench clean
+.PHONY: help setup book test lab serve check tidy homework grade record bench gpu-check clean
 
 help:
 	@$(PYTHON) -m book help
@@ -40,6 +40,9 @@ record:
 
 bench:
 	@$(PYTHON) -m book bench
+
+gpu-check:
+	@$(PYTHON) -m book gpu-check
 
 clean:
 	@$(PYTHON) -m book clean

@@ -26,6 +26,7 @@ COMMANDS = {
     "grade": ("book.homework.grade", "grade a folder of submissions: grade FOLDER"),
     "record": ("book.record", "train and record the runs that the chapters plot (hours)"),
     "bench": ("book.bench", "time and memory of the objectives beside TRL's [--quick]"),
+    "gpu-check": ("book.gpu_check", "a GPU beside the CPU: numbers, speed, a run [--device cpu]"),
     "clean": ("", "remove what was built, grades excepted; --all: grades and .venv too"),
     "help": ("", "print this list"),
 }

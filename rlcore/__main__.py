@@ -163,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--tracker", action="append", default=[], help="draw the curves there too: tensorboard"
     )
+    run.add_argument(
+        "--precision", default="float32", help="of forward passes: float32 (default) or bf16"
+    )
     run.add_argument("--quiet", action="store_true", help="no progress bar")
     run.add_argument(
         "--measure-kl", action="store_true", default=None, help="record the KL to the start"

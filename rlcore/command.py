@@ -320,6 +320,7 @@ def _shared(options: Namespace) -> dict[str, Any]:
         "trackers": tuple(options.tracker),
         "progress": not options.quiet,
         "threads": options.threads,
+        "precision": options.precision,
         "device": options.device,
     }
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 
+PRECISIONS = ("float32", "bf16")
+_precision: ContextVar[str] = ContextVar("precision", default="float32")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -83,3 +87,40 @@ def drawing(seed: int) -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(outside)
+
+
+@contextmanager
+def using_precision(precision: str) -> Iterator[None]:
+    """What the models' forward passes in the block compute in, sampling included.
+
+    "float32": in the weights' own number type. "bf16": products of matrices in bfloat16, by
+    torch's autocast; weights, gradients and optimizer stay as they are, softmax is float32, and
+    log-probs, entropy, values and losses are computed in float32, the former from bfloat16 logits.
+    The log-probs of the sampler and of the update then differ by the rounding of bfloat16, as they
+    come from unlike products.
+    Raises ValueError for another name.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: found {precision!r}; wanted one of {', '.join(PRECISIONS)}")
+    before = _precision.set(precision)
+    try:
+        yield
+    finally:
+        _precision.reset(before)
+
+
+def forward_precision(model: Any) -> AbstractContextManager[Any]:
+    """Around forward passes of the model, and nothing else: what `using_precision` asked for.
+
+    Autocast keeps the weights that it has converted until its block ends, so no block may reach
+    over an update of them.
+    """
+    if _precision.get() == "float32":
+        return nullcontext()
+    return torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)
+
+
+def precision_settings(precision: str) -> dict[str, str]:
+    """What a record says of it: nothing for float32."""
+    with using_precision(precision):
+        return {} if precision == "float32" else {"precision": precision}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import brief, check_seed, shown
-from rlcore.devices import choose_device, choose_dtype, drawing
+from rlcore.devices import choose_device, choose_dtype, drawing, forward_precision
 from rlcore.files import sync, sync_folder, unwritten
 from rlcore.lora import merged_state, without_lora
 from rlcore.objectives._checks import describe, is_dense, read_mask
@@ -355,11 +355,13 @@ def _read(
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Dropout off inside the block; `model.training` is put back after it."""
+    """Dropout off inside the block, products as `using_precision` says; `model.training` is put
+    back after it."""
     was_training = model.training
     model.eval()
     try:
-        yield
+        with forward_precision(model):
+            yield
     finally:
         model.train(was_training)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
+from rlcore.devices import precision_settings
 from rlcore.models import encode, evaluating
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.preferences import Method
@@ -53,6 +54,7 @@ def prepare(
     resume: bool,
     trackers: Sequence[str],
     device: Any,
+    precision: str,
 ) -> Setup:
     """Check the arguments that the loops over pairs share (ValueError), move the model to its
     device and make its optimizer (AdamW, betas 0.9, 0.99, no weight decay)."""
@@ -83,6 +85,7 @@ def prepare(
         "max_grad_norm": max_grad_norm,
         "seed": seed,
         **weight_settings(model),
+        **precision_settings(precision),
     }
 
     def rate(step: int) -> float:

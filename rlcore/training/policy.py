@@ -23,7 +23,7 @@ from rlcore.checks import (
     check_temperature,
     check_whole,
 )
-from rlcore.devices import using_threads
+from rlcore.devices import precision_settings, using_precision, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.tasks import Task
 from rlcore.training.adapters import start_of, weight_settings
@@ -74,6 +74,7 @@ def train_policy(
     trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
+    precision: str = "float32",
     device: str | torch.device | None = None,
 ) -> Run:
     """Train `model` in place with one algorithm: with one row of `rlcore.algorithms`.
@@ -197,6 +198,7 @@ def train_policy(
         "max_sampling_rounds": max_sampling_rounds,
         "seed": seed,
         **weight_settings(model),
+        **precision_settings(precision),
         **of_reward,
         **of_critic,
     }
@@ -255,7 +257,7 @@ def train_policy(
         share=share,
         world=world,
     )
-    with using_threads(threads):
+    with using_threads(threads), using_precision(precision):
         return run_loop(
             model,
             tokenizer,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import check_whole
-from rlcore.devices import using_threads
+from rlcore.devices import using_precision, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.models import check_length
 from rlcore.preferences import (
@@ -64,6 +64,7 @@ def train_preference(
     trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
+    precision: str = "float32",
     device: str | torch.device | None = None,
 ) -> Run:
     r"""Train `model` in place on preference pairs by one row of `rlcore.preferences`.
@@ -115,10 +116,11 @@ def train_preference(
         resume=resume,
         trackers=trackers,
         device=device,
+        precision=precision,
     )
 
     world = setup.world
-    with using_threads(threads):
+    with using_threads(threads), using_precision(precision):
         at_once = 2 * (micro_batch_size or batch_size)
         kinds = {PreferenceMethod: Paired, UnpairedMethod: Single}
         data: Paired | Single = kinds[type(method)](

@@ -172,6 +172,7 @@ def sft_start(
     trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
+    precision: str = "float32",
     device: str | torch.device | None = None,
 ) -> tuple[Any, Any, Task, Run]:
     """Model, tokenizer and task after SFT by the recipe, and the run: where RL starts from."""
@@ -191,6 +192,7 @@ def sft_start(
         trackers=trackers,
         progress=progress,
         threads=threads,
+        precision=precision,
         device=device,
     )
     return model, tokenizer, task, run

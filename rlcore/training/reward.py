@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.devices import using_threads
+from rlcore.devices import using_precision, using_threads
 from rlcore.models import check_length, response_rewards, token_values
 from rlcore.preferences import REWARD_MODEL, RewardModelMethod, compute_reward_model_loss
 from rlcore.tasks import PreferencePairs
@@ -39,6 +39,7 @@ def train_reward_model(
     trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
+    precision: str = "float32",
     device: str | torch.device | None = None,
 ) -> Run:
     r"""Train a scalar model (`build_scalar_model`) in place, so that chosen scores above rejected.
@@ -78,6 +79,7 @@ def train_reward_model(
         resume=resume,
         trackers=trackers,
         device=device,
+        precision=precision,
     )
     data = Scored(tokenizer, pairs, model, method)
     measured = None if held_out is None else Scored(tokenizer, held_out, model, method)
@@ -98,7 +100,7 @@ def train_reward_model(
         )
         return row, {name: row[name] for name in ("loss", "accuracy", "margin")}
 
-    with using_threads(threads):
+    with using_threads(threads), using_precision(precision):
         return run_loop(
             model,
             tokenizer,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
-from rlcore.devices import using_threads
+from rlcore.devices import forward_precision, precision_settings, using_precision, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.models import check_length, encode
 from rlcore.objectives.likelihood import sft_loss
@@ -44,6 +44,7 @@ def train_sft(
     trackers: Sequence[str] = (),
     progress: bool = True,
     threads: int | None = None,
+    precision: str = "float32",
     device: str | torch.device | None = None,
 ) -> Run:
     """Maximise the likelihood of fresh demonstrations; `model` is trained in place.
@@ -57,8 +58,9 @@ def train_sft(
     out: a run folder, see `record.py`. resume: go on from its checkpoint, with the same bits as
     without the stop; starts anew when there is none yet. trackers: ("tensorboard",) draws the
     curves in a folder of out too (`pip install .[tensorboard]`).
-    threads: torch threads during the run (None: as they are). device: None is CUDA when there is
-    one, else the CPU.
+    threads: torch threads during the run (None: as they are). precision: of the forward passes,
+    "float32" or "bf16", see `using_precision`; float32 on a GPU too, where `make gpu-check`
+    measures both. device: None is CUDA when there is one, else the CPU.
 
     Raises ValueError for bad arguments, NonFiniteError (with step and batch) when the loss or the
     gradient is not finite, WriteError (an OSError) when the folder takes no more; both errors have
@@ -86,6 +88,7 @@ def train_sft(
         "max_grad_norm": max_grad_norm,
         "seed": seed,
         **weight_settings(model),
+        **precision_settings(precision),
     }
 
     def rate(step: int) -> float:
@@ -105,7 +108,8 @@ def train_sft(
                 torch.manual_seed(random.Random(name).getrandbits(63))
             model.train()
             # Padding is on the right, where a causal model never looks: no mask is needed.
-            logits = model(input_ids=ids[own], use_cache=False).logits
+            with forward_precision(model):
+                logits = model(input_ids=ids[own], use_cache=False).logits
             model.eval()
             logprobs = token_logprobs(logits, ids[own])
             if not bool(logprobs.detach()[mask[own]].isfinite().all()):
@@ -121,7 +125,7 @@ def train_sft(
         norm = apply_gradient(model, optimizer, loss, max_grad_norm, known, world)
         return {"loss": loss, "grad_norm": norm, "tokens": tokens}, {"loss": loss}
 
-    with using_threads(threads):
+    with using_threads(threads), using_precision(precision):
         return run_loop(
             model,
             tokenizer,
