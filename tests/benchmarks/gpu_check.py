@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_pieces import PIECES, Plan, Row, small, toy
-
-from rlcore.training.processes import Processes
-from rlcore.training.record import replace_text, surroundings
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a machine with a GPU may have the source alone
+
+from gpu_pieces import PIECES, Plan, Row, small, toy  # noqa: E402
+
+from rlcore.training.processes import Processes  # noqa: E402
+from rlcore.training.record import replace_text, surroundings  # noqa: E402
+
 OUTPUT = ROOT / "build" / "gpu-check"
 RECORD = ROOT / "chapters" / "runs" / "gpu-check.json"
 
