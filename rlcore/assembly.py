@@ -39,8 +39,8 @@ from rlcore.objectives._checks import (
     read_rewards,
     to_float,
 )
+from rlcore.objectives._groups import read_ids
 from rlcore.objectives._pairs import check_counts, read_divisor
-from rlcore.objectives.advantages import _read_ids as read_ids
 
 OF_POLICY_LOSS = (  # fields of a row that are arguments of policy_loss, under the same name
     "surrogate",

@@ -114,8 +114,23 @@ def to_float(values: Tensor) -> Tensor:
     return values if values.dtype in WIDE else values.float()
 
 
+def scalar(value: float, like: Tensor) -> Tensor:
+    """A number to divide by: torch takes twice as long with one of Python's.  On the CPU, which
+    goes with tensors of any device."""
+    return torch.full((), value, dtype=like.dtype, device="cpu")
+
+
 def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
-    """A tensor (B,); of a list, in float64, with NaN for None."""
+    """A tensor (B,), finite or NaN; of a list, in float64, with NaN for None."""
+    values = as_rewards(rewards, name)
+    if values.isinf().any():
+        row = int(values.isinf().nonzero()[0])
+        raise ValueError(f"{name} must be finite or missing (NaN); got {values[row]} in row {row}")
+    return values
+
+
+def as_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
+    """The same, infinite ones not yet refused."""
     if not isinstance(rewards, Tensor):
         try:
             if isinstance(rewards, Mapping | Set | bytes | bytearray):
@@ -134,10 +149,46 @@ def read_rewards(rewards: Rewards, name: str = "rewards") -> Tensor:
         raise ValueError(f"{name} must hold values; got {describe(rewards)}")
     if rewards.is_floating_point() and rewards.itemsize == 1:
         rewards = rewards.float()  # torch does not sort float8
-    if rewards.isinf().any():
-        row = int(rewards.isinf().nonzero()[0])
-        raise ValueError(f"{name} must be finite or missing (NaN); got {rewards[row]} in row {row}")
     return rewards.detach()
+
+
+def read_lengths(lengths: Tensor | Sequence[int], device: torch.device | None = None) -> Tensor:
+    """(B,) int64; a list becomes a tensor on that device."""
+    counts = read_integers("lengths", lengths, device)
+    if not is_dense(counts) or counts.dim() != 1 or len(counts) == 0:
+        raise ValueError(f"lengths must be of shape (B,), B >= 1; got {describe(counts)}")
+    if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
+        raise ValueError(f"lengths must hold integers (counts of tokens); got {describe(counts)}")
+    if counts.is_meta:
+        raise ValueError(
+            f"lengths must be of shape (B,), B >= 1, and hold data; got {describe(counts)}"
+        )
+    counts = counts.long()
+    if (counts < 0).any():
+        row = int((counts < 0).nonzero()[0])
+        raise ValueError(f"lengths must be >= 0; got {counts[row].item()} in row {row}")
+    return counts
+
+
+def read_integers(
+    name: str, values: Tensor | Sequence[int], device: torch.device | None = None
+) -> Tensor:
+    """A tensor as it is (torch moves it to the default device, if asked to make one of it), a list
+    as a tensor on that device.  Unsigned integers, which torch can hardly compare, become int64."""
+    numbers = values
+    if not isinstance(numbers, Tensor):
+        try:
+            numbers = torch.as_tensor(numbers, device=device)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise ValueError(
+                f"{name} must be a tensor or a list of integers; got {describe(values)}"
+            ) from None
+    if numbers.dtype not in (torch.uint16, torch.uint32, torch.uint64) or not is_dense(numbers):
+        return numbers
+    signed = numbers.long()
+    if numbers.dtype == torch.uint64 and (signed < 0).any():
+        raise ValueError(f"{name} must be below 2**63; got {describe(numbers)}")
+    return signed
 
 
 def read_pair(rewards: Rewards, name: str, other: Rewards) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ The same everywhere in this file:
 - Statistics are computed in float64.  The result is float64 for float64 rewards (and for lists),
   else float32, and carries no gradient.
 - If all rewards of a group are equal, its advantages are exactly 0, in every dtype and for every
-  setting (a mean of equal numbers can miss them by a bit: see ``_centre``).  Equal means up to
+  setting (a mean of equal numbers can miss them by a bit: see ``_groups``).  Equal means up to
   rounding, as 0.1 + 0.2 and 0.3 are: no further apart than 8 times the machine epsilon of the
   rewards, float64's for float64 and lists, float32's for narrower floats, times the largest of them
   in size.  Integers are compared exactly.
@@ -40,9 +40,7 @@ from rlcore.objectives._checks import (
     read_rewards,
     to_float,
 )
-from rlcore.objectives.rewards import _read_integers
-
-ROUNDING = 8  # ulps: rewards of a group that are no further apart are equal
+from rlcore.objectives._groups import by_prompt, centre, check_size, z_scores
 
 
 def group_advantages(
@@ -87,13 +85,10 @@ def group_advantages(
     check_choice("scale", scale, ("group", "batch", "none"))
     ddof = check_ddof(ddof)
     eps = check_number("eps", eps, at_least=0)
-    groups = _by_prompt(rewards, group_ids)
-    table = groups.table  # R^(1), ..., R^(G): a line per prompt
+    groups = by_prompt(rewards, group_ids)
     if scale == "none":
-        lift = _lift(table)
-        return groups.rows(_centre(table * lift) / lift)
-    compared = table.view(1, -1).sort().values if scale == "batch" else table
-    return groups.rows(_z_scores(table, compared, ddof, eps))
+        return groups.rows(centre(groups))
+    return groups.rows(z_scores(groups, ddof, eps, scale=scale))
 
 
 def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> Tensor:
@@ -113,11 +108,10 @@ def leave_one_out_advantages(rewards: Rewards, group_ids: Tensor | Sequence[int]
 
     ValueError: the top of this module.
     """
-    groups = _by_prompt(rewards, group_ids)
-    size = _count(groups.table)  # G, or fewer where rewards are missing
-    lift = _lift(groups.table)
-    advantages = _centre(groups.table * lift) * size / (size - 1).clamp(min=1)
-    return groups.rows(advantages / lift)
+    groups = by_prompt(rewards, group_ids)
+    known = ~groups.table.isnan()
+    size = known.sum(dim=1, keepdim=True).double()  # G, or fewer where some are missing
+    return groups.rows(centre(groups, size / (size - 1).clamp(min=1)))
 
 
 def batch_mean_advantages(rewards: Rewards) -> Tensor:
@@ -154,8 +148,8 @@ def self_critical_advantages(rewards: Rewards, greedy_rewards: Rewards) -> Tenso
     """
     values, greedy = read_pair(rewards, "greedy_rewards", greedy_rewards)
     dtype = torch.promote_types(to_float(values).dtype, to_float(greedy).dtype)
-    _check_size("rewards", values, dtype)
-    _check_size("greedy_rewards", greedy, dtype)
+    check_size("rewards", values, dtype)
+    check_size("greedy_rewards", greedy, dtype)
     return (values.double() - greedy.double()).nan_to_num(nan=0.0).to(dtype)
 
 
@@ -176,9 +170,8 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
 
     ValueError: the top of this module.
     """
-    groups = _by_prompt(rewards, group_ids)
-    equal = (_centre(groups.table) == 0).all(dim=1)
-    return EqualGroups(groups.names, equal, equal.double().mean())
+    groups = by_prompt(rewards, group_ids)
+    return EqualGroups(groups.names, groups.equal, groups.equal.double().mean())
 
 
 def probability_all_equal(p: float | Tensor, group_size: int) -> float | Tensor:
@@ -217,148 +210,3 @@ def largest_group_advantage(group_size: int, *, ddof: int = 0) -> float:
     check_count("group_size", group_size, at_least=2)
     ddof = check_ddof(ddof)
     return math.sqrt(group_size - 1) if ddof == 0 else (group_size - 1) / math.sqrt(group_size)
-
-
-class _Groups(NamedTuple):
-    """The rewards of a batch by prompt."""
-
-    table: Tensor  # (P, G) float64: a line per prompt, its rewards ascending, then NaN (none)
-    names: Tensor  # (P,) the prompts' ids, ascending
-    line: Tensor  # (B,) of every row of the batch, and
-    place: Tensor  # (B,) its cell, counted through the table line by line
-    dtype: torch.dtype  # of a result
-
-    def cells(self, table: Tensor) -> Tensor:
-        """What such a table holds for the rows of the batch."""
-        return table.reshape(-1).index_select(0, self.place)
-
-    def rows(self, table: Tensor) -> Tensor:
-        """The same as a result."""
-        return self.cells(table).to(self.dtype)
-
-
-def _by_prompt(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> _Groups:
-    """A line of the table ends in NaN where rewards are missing or its group is smaller than the
-    largest.  The ascending order makes sums, and so all results, the same to the last bit however
-    the batch is shuffled."""
-    values = read_rewards(rewards)
-    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-    _check_size("rewards", values, dtype)
-    ids = _read_ids(group_ids, values)
-    ascending = bool((ids[1:] >= ids[:-1]).all())  # as most batches are: then nothing is sorted
-    find = torch.unique_consecutive if ascending else torch.unique
-    names, line, size = find(ids, return_inverse=True, return_counts=True)
-    smallest, largest = (int(end) for end in size.aminmax())
-    if smallest == 1:
-        lone = names[size == 1][0].item()
-        raise ValueError(
-            f"group_ids: every group needs at least 2 rows to be compared; got 1 of group {lone}"
-        )
-    place = torch.arange(len(ids), device=ids.device)  # line by line, in the order of the batch
-    if not ascending:
-        place = _inverse(line.argsort(stable=True))
-    if smallest < largest:  # past the NaN that fill up the lines before
-        place = place + ((largest - size).cumsum(dim=0) - (largest - size))[line]
-    table = values.new_full((len(names), largest), math.nan, dtype=torch.float64)
-    table.view(-1).index_copy_(0, place, values.double())
-    table, order = table.sort(dim=1, stable=True)  # NaN comes last
-    table = _without_rounding(table, _rounding(values.dtype))
-    column = _inverse(order).view(-1).index_select(0, place)
-    return _Groups(table, names, line, line * largest + column, dtype)
-
-
-def _without_rounding(table: Tensor, tolerance: float) -> Tensor:
-    """Lines whose rewards are equal up to rounding, with the lowest of them for all."""
-    lowest = table[:, :1]
-    highest = table.nan_to_num(-math.inf).amax(dim=1, keepdim=True)
-    largest = torch.maximum(lowest.abs(), highest.abs())
-    near = (highest > lowest) & (highest - lowest <= tolerance * largest)  # false where no reward
-    if not near.any():
-        return table
-    return torch.where(near & ~table.isnan(), lowest, table)
-
-
-def _rounding(dtype: torch.dtype) -> float:
-    """How far apart equal numbers of a dtype may be, as a share of their size: see the top."""
-    if not dtype.is_floating_point:
-        return 0.0
-    return ROUNDING * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-
-
-def _inverse(order: Tensor) -> Tensor:
-    """Where each element went, from where each was taken, along the last axis."""
-    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, places)
-
-
-def _check_size(name: str, values: Tensor, dtype: torch.dtype) -> None:
-    limit = torch.finfo(dtype).max / (4 * len(values))  # a sum over B rows stays finite
-    huge = values.double().abs() > limit
-    if huge.any():
-        row = int(huge.nonzero()[0])
-        raise ValueError(
-            f"{name} must be at most {limit:.3g} in size, so that no sum of {len(values)} "
-            f"overflows; got {values[row].item():g} in row {row}"
-        )
-
-
-def _read_ids(group_ids: Tensor | Sequence[int], values: Tensor) -> Tensor:
-    ids = _read_integers("group_ids", group_ids, values.device)
-    if ids.shape != values.shape or not is_dense(ids):
-        raise ValueError(
-            f"group_ids must be of shape {tuple(values.shape)}, as rewards; got {describe(ids)}"
-        )
-    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-        raise ValueError(f"group_ids must hold integers, the prompts' ids; got {describe(ids)}")
-    if ids.device != values.device:
-        raise ValueError(f"group_ids must be on {values.device}, as rewards; got {ids.device}")
-    return ids
-
-
-def _count(table: Tensor) -> Tensor:
-    """How many rewards each line holds, (P, 1)."""
-    return (~table.isnan()).sum(dim=1, keepdim=True)
-
-
-def _lift(table: Tensor) -> Tensor:
-    """What each line is multiplied by before its statistics, (P, 1): 1, but 2^500 if all of it is
-    below 2^-500, so that no digit is lost where float64 ends (5e-324).  A power of 2 adds none."""
-    largest = table.abs().nan_to_num(0.0).amax(dim=1, keepdim=True)
-    return torch.where(largest < 2.0**-500, torch.full_like(largest, 2.0**500), 1.0)
-
-
-def _centre(table: Tensor, count: Tensor | None = None) -> Tensor:
-    """R^(g) - mean R of its line; 0 where there is no reward.
-
-    Rewards are measured from the lowest of their line (the first) before the mean is taken.  That
-    changes no difference, keeps small ones exact, and makes an all-equal line a line of zeros,
-    whatever rounding would do to its mean."""
-    above = table - table[:, :1]
-    count = _count(table) if count is None else count
-    mean = above.nansum(dim=1, keepdim=True) / count.clamp(min=1)
-    return (above - mean).nan_to_num(nan=0.0)
-
-
-def _z_scores(table: Tensor, compared: Tensor, ddof: int, eps: float) -> Tensor:
-    """(R^(g) - mean R) / (std + eps), the std being that of ``compared``, the table or one line."""
-    lift, count = _lift(compared), _count(compared)
-    deviation = _centre(compared * lift, count)
-    centred = deviation if compared is table else _centre(table * lift)
-    std = _spread(deviation, count, ddof)
-    return (centred / (std + eps * lift)).nan_to_num(nan=0.0)  # 0 / 0 where all are equal
-
-
-def _std(table: Tensor, ddof: int) -> Tensor:
-    """The std of each line, (P, 1)."""
-    count = _count(table)
-    return _spread(_centre(table, count), count, ddof)
-
-
-def _spread(deviation: Tensor, count: Tensor, ddof: int) -> Tensor:
-    """The std of lines of so many rewards, (P, 1), from what ``_centre`` made of them.  Deviations
-    are divided by the largest before they are squared, so that no square leaves the range of
-    float64."""
-    largest = deviation.abs().amax(dim=1, keepdim=True)
-    unit = deviation / largest.clamp(min=torch.finfo(torch.float64).tiny)
-    mean_square = unit.square().sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)
-    return largest * mean_square.sqrt()

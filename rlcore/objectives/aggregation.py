@@ -2,7 +2,6 @@ r"""Question 4: how much does each token count?  From per-token values to one nu
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import (
@@ -14,6 +13,7 @@ from rlcore.objectives._checks import (
     describe,
     read_slots,
     read_tokens,
+    scalar,
 )
 
 __all__ = ["AGGREGATIONS", "aggregate"]
@@ -119,5 +119,4 @@ def weigh(
         sums = sums / float(constant)
     if how == "only_token_mean":
         whole = 1
-    # torch takes twice as long with a number as with a tensor that holds it, on any device
-    return sums.sum() / torch.full((), sign * whole, dtype=sums.dtype, device="cpu")
+    return sums.sum() / scalar(sign * whole, sums)

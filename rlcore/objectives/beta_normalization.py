@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import MAX_WEIGHT, Rewards, check_number
-from rlcore.objectives.advantages import _by_prompt, _centre, _lift
+from rlcore.objectives._groups import by_prompt, centre, means
 
 SAME_RATE = 2.0**-40  # success rates that differ by less are equal: a mean of rewards is rounded
 
@@ -46,7 +46,7 @@ def beta_normalized_advantages(
     ValueError: as ``group_advantages``; a reward outside [0, 1]; ``max_weight`` <= 0.
     """
     limit = check_number("max_weight", max_weight, above=0, at_most=MAX_WEIGHT)
-    groups = _by_prompt(rewards, group_ids)
+    groups = by_prompt(rewards, group_ids)
     table = groups.table
     outside = (table < 0) | (table > 1)
     if outside.any():
@@ -54,12 +54,8 @@ def beta_normalized_advantages(
         raise ValueError(
             f"rewards must be in [0, 1], mean rewards being success rates; got {found:g}"
         )
-    lift = _lift(table)
-    centred = _centre(table * lift)
-    rate = table[:, 0] - (centred / lift)[:, 0]  # p; NaN for a prompt without any reward
-    weight = (-_log_density(rate)).exp().clamp(max=limit)
-    advantages = torch.where(centred == 0, 0.0, centred * weight[:, None])
-    return groups.rows(advantages / lift)
+    weight = (-_log_density(means(groups))).exp().clamp(max=limit)  # NaN where there is no reward
+    return groups.rows(centre(groups, weight[:, None]))
 
 
 def _log_density(rate: Tensor) -> Tensor:

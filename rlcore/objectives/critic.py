@@ -22,13 +22,13 @@ from rlcore.objectives._checks import (
     check_number,
     describe,
     is_dense,
+    read_lengths,
     read_mask,
     read_tokens,
     to_float,
 )
-from rlcore.objectives.advantages import _rounding
+from rlcore.objectives._groups import rounding
 from rlcore.objectives.aggregation import AGGREGATIONS, aggregate, check_constant
-from rlcore.objectives.rewards import _read_lengths
 
 
 class CriticEstimates(NamedTuple):
@@ -126,7 +126,7 @@ def whiten(
     above = chosen - chosen[:1]
     mean = above.sum() / max(len(above), 1)
     centred = above - mean
-    if len(above) and above.amax() - above.amin() <= _rounding(numbers.dtype) * chosen.abs().amax():
+    if len(above) and above.amax() - above.amin() <= rounding(numbers.dtype) * chosen.abs().amax():
         centred = torch.zeros_like(above)
     divisor = torch.hypot(_std(centred, ddof), centred.new_tensor(math.sqrt(eps)))
     white = torch.where(centred == 0, 0.0, centred / divisor)
@@ -214,7 +214,7 @@ def length_adaptive_lam(lengths: Tensor | Sequence[int], *, alpha: float = 0.05)
     ValueError: lengths that are not integers >= 0, ``alpha`` not positive.
     """
     alpha = check_number("alpha", alpha, above=0)
-    return (1 - 1 / (alpha * _read_lengths(lengths).double())).clamp(0, 1)
+    return (1 - 1 / (alpha * read_lengths(lengths).double())).clamp(0, 1)
 
 
 class _Steps:
@@ -276,7 +276,7 @@ def _statistics(
 
     spread = variance(target)
     largest = torch.maximum(target.abs().amax(), predicted.abs().amax())
-    varies = spread.sqrt() > _rounding(target.dtype) * largest
+    varies = spread.sqrt() > rounding(target.dtype) * largest
     unexplained = variance(target - predicted) / torch.where(varies, spread, 1.0)
     return {
         "val/vf_clipfrac": mean(clipped),

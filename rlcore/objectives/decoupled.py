@@ -12,9 +12,9 @@ from rlcore.objectives._checks import (
     check_number,
     describe,
     is_dense,
+    read_lengths,
 )
-from rlcore.objectives.advantages import _by_prompt, _z_scores
-from rlcore.objectives.rewards import _read_lengths
+from rlcore.objectives._groups import by_prompt, z_scores
 
 CANCELLED = 1e-12  # of the size of its terms: a sum below this is what rounding left of 0
 
@@ -91,8 +91,8 @@ def decoupled_advantages(
 
 def _compare(rewards: Tensor, group_ids: Tensor | Sequence[int], ddof: int, eps: float) -> Tensor:
     """``group_advantages`` of one reward, in float64 whatever its dtype."""
-    groups = _by_prompt(rewards, group_ids)
-    return groups.cells(_z_scores(groups.table, groups.table, ddof, eps))
+    groups = by_prompt(rewards, group_ids)
+    return groups.cells(z_scores(groups, ddof, eps))
 
 
 def _scale(total: Tensor, known: Tensor, count: Tensor | None, ddof: int, eps: float) -> Tensor:
@@ -196,7 +196,7 @@ def _read_weights(weights: Tensor | Sequence[float] | None, table: Tensor) -> Te
 def _read_counts(lengths: Tensor | Sequence[int] | None, known: Tensor) -> Tensor | None:
     if lengths is None:
         return None
-    counts = _read_lengths(lengths, known.device)
+    counts = read_lengths(lengths, known.device)
     if counts.shape != known.shape:
         raise ValueError(
             f"lengths must be of shape {tuple(known.shape)}, one per row; got {describe(counts)}"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import Rewards, check_count, describe, is_dense, read_mask
-from rlcore.objectives.advantages import _by_prompt, _centre
+from rlcore.objectives._groups import by_prompt
 
 
 def informative_rows(
@@ -33,9 +33,9 @@ def informative_rows(
     ValueError: as ``group_advantages``; ``wanted`` < 0.
     """
     limit = None if wanted is None else check_count("wanted", wanted, at_least=0)
-    groups = _by_prompt(rewards, group_ids)
+    groups = by_prompt(rewards, group_ids)
     line = groups.line
-    rows = (_centre(groups.table) != 0).any(dim=1)[line]
+    rows = ~groups.equal[line]
     if limit is None:
         return rows
     place = torch.arange(len(line), device=line.device)

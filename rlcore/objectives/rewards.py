@@ -19,7 +19,7 @@ from rlcore.objectives._checks import (
     check_count,
     check_number,
     describe,
-    is_dense,
+    read_lengths,
     read_mask,
     read_pair,
     read_rewards,
@@ -129,7 +129,7 @@ def overlong_penalty(
             f"cache_length must be at most max_length = {limit}, or every length is punished; got "
             f"{cache}"
         )
-    counts = _read_lengths(lengths).double()
+    counts = read_lengths(lengths).double()
     rising = (limit - cache - counts) / max(cache, 1)
     return torch.where(counts > limit, -1.0, rising.clamp(max=0))
 
@@ -179,42 +179,3 @@ def _penalty(
             f"difference fits {dtype}; got {left[row].item()} in row {row}, beta={beta:g}"
         )
     return values, penalty
-
-
-def _read_lengths(lengths: Tensor | Sequence[int], device: torch.device | None = None) -> Tensor:
-    """(B,) int64; a list becomes a tensor on that device."""
-    counts = _read_integers("lengths", lengths, device)
-    if not is_dense(counts) or counts.dim() != 1 or len(counts) == 0:
-        raise ValueError(f"lengths must be of shape (B,), B >= 1; got {describe(counts)}")
-    if counts.dtype == torch.bool or counts.is_floating_point() or counts.is_complex():
-        raise ValueError(f"lengths must hold integers (counts of tokens); got {describe(counts)}")
-    if counts.is_meta:
-        raise ValueError(
-            f"lengths must be of shape (B,), B >= 1, and hold data; got {describe(counts)}"
-        )
-    counts = counts.long()
-    if (counts < 0).any():
-        row = int((counts < 0).nonzero()[0])
-        raise ValueError(f"lengths must be >= 0; got {counts[row].item()} in row {row}")
-    return counts
-
-
-def _read_integers(
-    name: str, values: Tensor | Sequence[int], device: torch.device | None = None
-) -> Tensor:
-    """A tensor as it is (torch moves it to the default device, if asked to make one of it), a list
-    as a tensor on that device.  Unsigned integers, which torch can hardly compare, become int64."""
-    numbers = values
-    if not isinstance(numbers, Tensor):
-        try:
-            numbers = torch.as_tensor(numbers, device=device)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            raise ValueError(
-                f"{name} must be a tensor or a list of integers; got {describe(values)}"
-            ) from None
-    if numbers.dtype not in (torch.uint16, torch.uint32, torch.uint64) or not is_dense(numbers):
-        return numbers
-    signed = numbers.long()
-    if numbers.dtype == torch.uint64 and (signed < 0).any():
-        raise ValueError(f"{name} must be below 2**63; got {describe(numbers)}")
-    return signed

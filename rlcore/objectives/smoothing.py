@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlcore.objectives._checks import Rewards, check_ddof, describe, is_dense, read_rewards
-from rlcore.objectives.advantages import _by_prompt, _rounding, _std, _z_scores
+from rlcore.objectives._groups import by_prompt, means, rounding, stds, z_scores
 
 MAX_REWARD = 1e150  # its square is in the range of float64
 MIN_VARIANCE = 1e-290  # below it squares lose digits: no spread
@@ -88,24 +88,25 @@ def smoothed_advantages(
     """
     ddof = check_ddof(ddof)
     given = read_rewards(rewards)
-    groups = _by_prompt(given, group_ids)
+    groups = by_prompt(given, group_ids)
     table, prompts, line = groups.table, groups.names.long(), groups.line
-    values = groups.cells(table)
+    alike = groups.equal[:, None] & ~table.isnan()  # up to rounding
+    values = groups.cells(torch.where(alike, groups.lowest, table))
     _check_size(given)
     past = _read_history(history, values.device)
     visited = ~table.isnan().all(dim=1)
 
     before, old_mean, old_variance = _look_up(past, prompts)
     visit = before + 1  # i
-    new_mean = _mean(table)
+    new_mean = means(groups)
     mean = old_mean + (new_mean - old_mean) / visit  # exact where the two are equal
-    spread = _variance(table, ddof) + before * old_variance
+    spread = stds(groups, ddof).square() + before * old_variance
     variance = (spread + before / visit * (old_mean - new_mean).square()) / visit
     largest = torch.maximum(table.abs().nan_to_num(0.0).amax(dim=1), old_mean.abs())
-    least = (_rounding(given.dtype) * largest).square().clamp(min=MIN_VARIANCE)
+    least = (rounding(given.dtype) * largest).square().clamp(min=MIN_VARIANCE)
     variance = torch.where(variance < least, 0.0, variance)
 
-    new = groups.cells(_z_scores(table, table, ddof, 0.0))
+    new = groups.cells(z_scores(groups, ddof, 0.0))
     std = torch.where(variance > 0, variance, torch.inf).sqrt()  # a term without spread counts 0
     total = ((values - mean[line]) / std[line]).nan_to_num(0.0)  # and so does a missing reward
     total = torch.where(visit[line] == 1, new, total)
@@ -115,16 +116,6 @@ def smoothed_advantages(
     advantages = torch.where(smooth_new.abs() < smooth_total.abs(), smooth_new, smooth_total)
     entry = RewardHistory(prompts, visit.long(), mean, variance)
     return SmoothedAdvantages(advantages.to(groups.dtype), _merge(past, entry, visited))
-
-
-def _mean(table: Tensor) -> Tensor:
-    """Of each line, (P,), measured from its lowest: a line of equal rewards has that very mean."""
-    above = table - table[:, :1]
-    return table[:, 0] + above.nansum(dim=1) / (~table.isnan()).sum(dim=1)
-
-
-def _variance(table: Tensor, ddof: int) -> Tensor:
-    return _std(table, ddof).squeeze(dim=1).square()
 
 
 def _look_up(past: RewardHistory, prompts: Tensor) -> Tensor:
