@@ -95,8 +95,8 @@ def weigh(
     how: str,
     constant: float | None = None,
     total: Any = None,
-    *,
     padded: bool = True,
+    *,
     sign: int = 1,
 ) -> Tensor:
     """``aggregate``, of arguments that are already checked, times ``sign``.  ``values`` are

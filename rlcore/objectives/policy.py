@@ -138,18 +138,13 @@ def policy_loss(
     _check_choices(surrogate, ratio_level, clip_range, aggregation, constant, kl_estimator)
     slots = read_slots(response_mask, logprobs, allow_empty=allow_empty)
     moves = surrogate in USE_RATIO or kl_importance_weighted
-    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
-    policy = logprobs if moves or not is_dense(logprobs) else logprobs.detach()
-    difference = read_difference(("logprobs", "old_logprobs"), policy, old_logprobs, slots)
-    ratio = ratio_of(difference, slots, ratio_level, limit)
+    ratio, new = _ratio(logprobs, old_logprobs, slots, ratio_level, moves, max_log_ratio)
     advantage = _per_token(advantages, slots)
     ends = _ends(surrogate, clip_range, old_logprobs, slots, epsilon_low, epsilon_high, ratio_max)
-    taus = (tau_positive, tau_negative)
-    gain = _gain(surrogate, ratio, logprobs, advantage, slots, ends, taus, difference.clean)
-    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator, limit)
+    gain = _gain(surrogate, ratio, new, advantage, slots, ends, (tau_positive, tau_negative))
+    kl, kl_stats = _kl(logprobs, ref_logprobs, slots, beta, kl_estimator, max_log_ratio)
     gain = _less(gain, beta, kl, ratio if kl_importance_weighted else None)
-    padded = surrogate in USE_RATIO
-    loss = weigh(gain, slots, aggregation, constant, total, padded=padded, sign=-1)
+    loss = weigh(gain, slots, aggregation, constant, total, surrogate in USE_RATIO, sign=-1)
     bonus, stats = _entropy(entropies, entropy_coef, slots, aggregation, total, token_total)
     stats |= kl_stats | _statistics(surrogate, ratio_level, ratio, advantage, ends, slots)
     return _finish(loss, bonus, stats, slots, logprobs=logprobs, advantages=advantages, beta=beta)
@@ -185,6 +180,25 @@ def _check_choices(
             'ratio_level must be "token" with clip_range="dynamic", a range for each token; got '
             f"{ratio_level!r}"
         )
+
+
+def _ratio(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    slots: Slots,
+    level: str,
+    moves: bool,
+    max_log_ratio: float,
+) -> tuple[Tensor, Tensor]:
+    """The importance ratio, with a gradient if it ``moves``, and the log-probs, finite in all
+    slots."""
+    limit = check_number("max_log_ratio", max_log_ratio, above=0, at_most=MAX_LOG_RATIO)
+    policy = logprobs if moves or not is_dense(logprobs) else logprobs.detach()
+    difference = read_difference(("logprobs", "old_logprobs"), policy, old_logprobs, slots)
+    ratio = ratio_of(difference, slots, level, limit)
+    if difference.clean:
+        return ratio, to_float(logprobs)
+    return ratio, read_tokens("logprobs", logprobs, slots)
 
 
 def _per_token(advantages: Tensor, slots: Slots) -> Tensor:
@@ -237,10 +251,8 @@ def _gain(
     slots: Slots,
     ends: Ends,
     taus: tuple[float, float],
-    clean: bool,
 ) -> Tensor:
-    """What each token contributes, (B, T) or (B, 1).  ``clean``: the log-probs are known to be
-    finite in all slots."""
+    """What each token contributes, (B, T) or (B, 1)."""
     # up to 1e6: tau rho stays in the range
     positive = check_number("tau_positive", taus[0], at_least=1e-6, at_most=1e6)
     negative = check_number("tau_negative", taus[1], at_least=1e-6, at_most=1e6)
@@ -249,13 +261,12 @@ def _gain(
         return surrogates.clip(ratio, advantage, low, high, ratio_max)
     if surrogate == "soft":
         return surrogates.soft(ratio, advantage, positive, negative)
-    new = to_float(logprobs) if clean else read_tokens("logprobs", logprobs, slots)
     if surrogate == "gamma":  # its weight is that of a response, and so must its advantage be
-        return surrogates.gamma(ratio, new * slots.real, advantage)
+        return surrogates.gamma(ratio, logprobs * slots.real, advantage)
     advantage = advantage * slots.real  # 0 in padded slots, and so are the gain and its gradient
     if surrogate == "capped":
-        return surrogates.capped(ratio, new, advantage, low, high)
-    return surrogates.reinforce(new, advantage)
+        return surrogates.capped(ratio, logprobs, advantage, low, high)
+    return surrogates.reinforce(logprobs, advantage)
 
 
 def _kl(
@@ -264,7 +275,7 @@ def _kl(
     slots: Slots,
     beta: float,
     estimator: str,
-    limit: float,
+    max_log_ratio: float,
 ) -> tuple[Tensor | float, Statistics]:
     """KL per token, with a gradient where it has a weight; 0 without a reference."""
     check_number("beta", beta, at_least=0, at_most=MAX_WEIGHT)
@@ -274,7 +285,7 @@ def _kl(
         return 0.0, {}
     policy = logprobs if beta > 0 else logprobs.detach()
     difference = read_difference(("logprobs", "ref_logprobs"), policy, ref_logprobs, slots)
-    kl = kl_of(difference, estimator, limit)
+    kl = kl_of(difference, estimator, max_log_ratio)
     mean = weigh(kl.detach(), slots, "token_mean", padded=False)
     check_finite(mean, slots, logprobs=logprobs, ref_logprobs=ref_logprobs)
     return kl, {"kl": mean, f"kl/{estimator}": mean}
