@@ -6,7 +6,8 @@ may come from a `reward_model`: a start that has a start of its own. Each run tr
 its own, as many at a time as there are cores, in `build/record/NAME/`; a record of it, small enough
 for the repository, goes to `chapters/runs/NAME/`, of the variants and of the reward models. Runs
 that are finished in `build/record` are not trained again, one that was interrupted goes on;
-`--fresh` trains everything anew.
+`--fresh` trains everything anew. Ctrl-C (or SIGTERM) lets the runs under way finish their step;
+those that were done before are recorded.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +60,7 @@ METRICS = (
     "grad_norm",
 )
 DIGITS = 4  # significant ones, in a record
+INTERRUPTED = 130  # exit status
 HEAD = 5  # steps kept with all digits, for the test that replays them
 
 
@@ -147,24 +151,48 @@ def read_experiment(path: Path) -> list[list[Job]]:
     return stages
 
 
-def run_job(job: Job, work: Path) -> str | None:
+class Processes:
+    """The runs under way. Each is out of reach of the terminal's Ctrl-C, which `stop` passes on."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[str]] = set()
+        self.lock, self.stopped = threading.Lock(), False
+
+    def run(self, command: list[str], **settings: Any) -> tuple[int, str]:
+        """Exit status and stderr of a command; without a start, where `stop` was called."""
+        with self.lock:
+            if self.stopped:
+                return INTERRUPTED, ""
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(
+                command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **settings
+            )
+            self.running.add(process)
+        error = process.communicate()[1]
+        with self.lock:
+            self.running.remove(process)
+        return process.returncode, error
+
+    def stop(self) -> None:
+        """Ask all to finish their step and write it down; start no more."""
+        with self.lock:
+            self.stopped = True
+            for process in self.running:
+                process.terminate()
+
+
+def run_job(job: Job, work: Path, processes: Processes) -> str | None:
     """Train one job unless it is finished; what went wrong, or None."""
     folder = job.folder(work)
     if is_finished(folder):
         return None
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, "-m", "rlcore", *job.arguments(work)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0 and is_finished(folder):
+    command = [sys.executable, "-m", "rlcore", *job.arguments(work)]
+    status, error = processes.run(command, cwd=ROOT, env=environment)
+    if status == 0 and is_finished(folder):
         return None
-    return f"{job.file}: exit {done.returncode}: {done.stderr.strip()[-500:]}"
+    return f"{job.file}: exit {status}: {error.strip()[-500:]}"
 
 
 def is_finished(folder: Path) -> bool:
@@ -227,7 +255,9 @@ def write_record(record: dict[str, Any], path: Path) -> None:
             lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
         else:
             lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    new = path.with_name(path.name + ".tmp")
+    new.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    os.replace(new, path)
 
 
 def record(experiment: str, *, jobs: int, fresh: bool = False, seeds: int | None = None) -> int:
@@ -244,18 +274,28 @@ def record(experiment: str, *, jobs: int, fresh: bool = False, seeds: int | None
     stages = read_experiment(source)
     if seeds is not None:
         stages = [[job for job in stage if job.seed < seeds] for stage in stages]
-    problems = []
+    problems, processes = [], Processes()
     target.mkdir(parents=True, exist_ok=True)
+
+    def make(job: Job) -> tuple[Job, str | None]:
+        problem = run_job(job, work, processes)
+        if problem is None and (job.variant or job.before):
+            write_record(compact(job, work), target / f"{job.file}.json")
+        return job, problem
+
     with ThreadPoolExecutor(jobs) as pool:
-        for stage in stages:
-            done = pool.map(lambda job: (job, run_job(job, work)), stage)
-            for number, (job, problem) in enumerate(done, 1):
-                print(f"{experiment}: {number}/{len(stage)} {job.file}", flush=True)
-                if problem is not None:
-                    problems.append(problem)
-                    print(problem, file=sys.stderr, flush=True)
-                elif job.variant or job.before:
-                    write_record(compact(job, work), target / f"{job.file}.json")
+        try:
+            for stage in stages:
+                for number, (job, problem) in enumerate(pool.map(make, stage), 1):
+                    print(f"{experiment}: {number}/{len(stage)} {job.file}", flush=True)
+                    if problem is not None:
+                        problems.append(problem)
+                        print(problem, file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            processes.stop()
+            told = "the same command goes on where they stop"
+            print(f"{experiment}: interrupted; runs finish their step, {told}", file=sys.stderr)
+            raise
     if seeds is None and not problems:
         wanted = {
             f"{job.file}.json" for stage in stages for job in stage if job.variant or job.before
@@ -267,7 +307,8 @@ def record(experiment: str, *, jobs: int, fresh: bool = False, seeds: int | None
 
 
 def main(arguments: list[str]) -> int:
-    """The command; 0 when all runs are recorded, 1 when one failed, 2 for bad arguments."""
+    """The command; 0 when all runs are recorded, 1 when one failed, 2 for bad arguments, 130 when
+    it was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m book record", description=__doc__)
     parser.add_argument("experiment", nargs="*", help="a file name in chapters/runs, without .toml")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
@@ -277,6 +318,7 @@ def main(arguments: list[str]) -> int:
     if options.jobs < 1:
         parser.error(f"--jobs: found {options.jobs}; wanted at least 1")
     names = options.experiment or sorted(path.stem for path in RUNS.glob("*.toml"))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         failed = [
             record(name, jobs=options.jobs, fresh=options.fresh, seeds=options.seeds)
@@ -285,4 +327,8 @@ def main(arguments: list[str]) -> int:
     except (ValueError, KeyError) as error:
         print(f"python -m book record: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 1 if any(failed) else 0

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -164,12 +168,41 @@ def test_records_resumes_and_reports(place: Path, monkeypatch, capsys) -> None:
     assert text["metrics"]["entropy"] == pytest.approx([r["entropy"] for r in whole], rel=1e-3)
 
     # The second time nothing is trained; a record of a variant that is gone is removed.
-    monkeypatch.setattr(record.subprocess, "run", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(record.subprocess, "Popen", lambda *a, **k: pytest.fail("trained again"))
     before = [file.read_bytes() for file in files]
     (place / "runs" / "trial" / "sort.old.0.json").write_text("{}", encoding="utf-8")
     assert record.main(["trial"]) == 0
     assert [file.read_bytes() for file in sorted((place / "runs" / "trial").iterdir())] == before
     assert "trial: 3/3 sort.rloo.1" in capsys.readouterr().out
+
+
+def test_an_interrupt_keeps_what_is_done(place: Path, capsys) -> None:
+    """A run is recorded, another one is in its middle: it finishes its step and can go on."""
+    source = place / "runs" / "trial.toml"
+    long = EXPERIMENT.replace("rloo --task sort --steps 6", "rloo --task sort --steps 100000")
+    source.write_text(long.replace("seeds = [0, 1]", "seeds = [1]"), encoding="utf-8")
+    done = place / "runs" / "trial" / "sort.grpo.1.json"
+    folder = place / "work" / "trial" / "runs" / "sort.rloo.1"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            log = folder / "metrics.jsonl"
+            if done.exists() and log.exists() and log.read_bytes().count(b"\n") > 2:
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread, before = threading.Thread(target=interrupt), signal.getsignal(signal.SIGTERM)
+    thread.start()
+    assert record.main(["trial", "--jobs", "2"]) == 130
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "trial: interrupted; runs finish their step, the same command" in capsys.readouterr().err
+    assert json.loads(done.read_text("utf-8"))["name"] == "sort/grpo"
+    assert [file.name for file in done.parent.iterdir()] == ["sort.grpo.1.json"]
+    assert json.loads((folder / "run.json").read_text("utf-8"))["status"] == "interrupted"
+    assert (folder / "checkpoint.pt").exists()
 
 
 def test_a_failed_run_is_reported_and_not_recorded(place: Path, capsys) -> None:

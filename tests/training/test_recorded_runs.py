@@ -45,6 +45,12 @@ def test_there_are_recorded_runs() -> None:
     assert FIRST
 
 
+def test_all_of_them_are_small() -> None:
+    """15 MB in the repository, whatever else lies in the folder."""
+    size = sum(path.stat().st_size for path in RUNS.rglob("*") if path.is_file())
+    assert size <= 15_000_000
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_variant_and_seed_is_recorded(name: str) -> None:
     text = experiment(name)
