@@ -200,6 +200,10 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="of the steps, those that train the critic alone",
     )
+    run.add_argument(
+        "--shard", action="store_true", default=None,
+        help="under torchrun: gradient and optimizer of the policy shared out (FSDP)",
+    )  # fmt: skip
     run.add_argument("--beta", type=_weight, help="KL weight, or 'paper' (default: 0)")
     run.add_argument(
         "--length-alpha", type=_weight, help="of VAPO's lambda, or 'paper' (default: 0.5)"

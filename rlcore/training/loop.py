@@ -252,13 +252,17 @@ def apply_gradient(
     max_grad_norm: float,
     batch: dict[str, Any],
     world: Processes = ALONE,
+    twin: Any = None,
 ) -> float:
     """Check, clip and apply the gradient; returns its norm before clipping.
+
+    twin: has the gradient, and is what the optimizer moves, see `sharding.py`.
 
     Raises NonFiniteError, before the weights move, when loss or norm is not finite; and after it
     when they are not, so that they come into no checkpoint.
     """
-    norm = clip_gradient(model, loss, max_grad_norm, batch, world=world)
+    trained = model if twin is None else twin
+    norm = clip_gradient(trained, loss, max_grad_norm, batch, world=world)
     optimizer.step()
     check_weights(model, batch)
     return norm
@@ -293,7 +297,7 @@ def clip_gradient(
     world.sum_gradients(model.parameters())
     parameters = [p for p in model.parameters() if p.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-    norm = float(total)
+    norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
     for name, value in (("loss", loss), ("gradient norm", norm)):
         if not math.isfinite(value):  # before clipping, which would spread a NaN to every gradient
             raise NonFiniteError(f"the {whose}{name} is {value}", batch)

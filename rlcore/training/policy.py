@@ -32,6 +32,7 @@ from rlcore.training.judge import Judge, reward_settings
 from rlcore.training.loop import run_loop
 from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
+from rlcore.training.sharding import check_shard, coupled, sharded_twin
 from rlcore.training.step import PolicyStep
 from rlcore.training.tracking import check_trackers
 from rlcore.training.trainable import check_trainable
@@ -63,6 +64,7 @@ def train_policy(
     critic_learning_rate: float | None = None,
     bootstrap_truncated: bool = False,
     value_pretraining_steps: int | None = None,
+    shard: bool = False,
     seed: int,
     evaluate_every: int = 0,
     evaluate_n: int = 512,
@@ -120,6 +122,11 @@ def train_policy(
     returns of the start policy; None: a tenth of `steps` where the row asks for it (VAPO), else
     none.
 
+    Several processes (torchrun): see `processes.py`. prompts_per_step is the number of all of them,
+    and samples, metrics and gradients are those of one process, up to rounding. shard: the policy's
+    gradient and optimizer state are shared out over them (FSDP, `sharding.py`), for a model that
+    is too large for one; the gradient is the same. The critic's are not.
+
     Other arguments, and what is raised: see `train_sft`.
 
     Metrics per step: reward (mean of those not missing), reward_std (mean over groups of the
@@ -162,6 +169,7 @@ def train_policy(
     check_final(final_learning_rate)
     world = processes(device)
     world.check_enough(prompts_per_step=prompts_per_step)
+    check_shard(shard, model, world)
     world.from_main(lambda: check_folder(out, resume))
     check_trackers(trackers, out)
     of_critic = critic_settings(
@@ -177,7 +185,9 @@ def train_policy(
         world.synchronize(given.to(world.device))
     needs_reference = measure_kl or (algorithm.kl != "none" and algorithm.beta > 0)
     reference = start_of(model) if needs_reference else None
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    twin = sharded_twin(model, world) if shard else None
+    trained = model if twin is None else twin
+    parameters = [p for p in trained.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
     settings = {
         "method": algorithm.name,
@@ -256,8 +266,10 @@ def train_policy(
         value_pretraining_steps=of_critic.get("value_pretraining_steps", 0),
         share=share,
         world=world,
+        twin=twin,
     )
-    with using_threads(threads), using_precision(precision):
+    coupling = coupled(model, twin, optimizer, world)
+    with using_threads(threads), using_precision(precision), coupling:
         return run_loop(
             model,
             tokenizer,

@@ -51,6 +51,11 @@ class Processes:
         """Which of n rows are this process's: neighbours, as many as others have, or one more."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
+    def most_parts(self, n: int, rows: int | None) -> int:
+        """The parts of the largest share of n rows, `rows` at a time (None: all at once)."""
+        share = -(-n // self.size)
+        return -(-share // (rows or max(share, 1)))
+
     def rows(self, n: int, work: Callable[[slice], T]) -> list[T]:
         """`work` on n rows, each process on its share; the results of all, in order of the rows.
 
@@ -79,6 +84,12 @@ class Processes:
             for rank, parcel in enumerate(parcels)
         ]
         return whole
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """What `work` gives in this process, after an exception in any was raised in all."""
+        found: list[T] = []
+        self.gather(lambda: found.append(work()))
+        return found[0]
 
     def from_main(self, work: Callable[[], T]) -> T:
         """What `work` gives in the main process, which alone does it; an exception is for all."""
@@ -133,11 +144,12 @@ class Processes:
         pass: a process whose rows all drop out adds zeros instead of being waited for, models are
         called as they are (sampling, scalar heads, adapters), and no backward pass but the last
         one's would have run beside the communication anyway. Numbers narrower than float32 are
-        added in float32.
+        added in float32. Gradients that are shared out (`sharding.py`) are sums already.
         """
         if self.size == 1:
             return
-        for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        found = [p.grad for p in parameters if p.grad is not None]
+        for bucket in _buckets([g for g in found if not hasattr(g, "full_tensor")]):
             wide = torch.promote_types(bucket[0].dtype, torch.float32)
             flat = torch.cat([gradient.reshape(-1).to(wide) for gradient in bucket])
             torch.distributed.all_reduce(flat)

@@ -50,6 +50,7 @@ class PolicyStep:
     value_pretraining_steps: int
     share: Callable[[int], float]  # of the learning rate, by step
     world: Processes
+    twin: Any  # of the policy, where its update is shared out
 
     def __call__(self, place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
         pretraining = place.step < self.value_pretraining_steps
@@ -154,6 +155,7 @@ class PolicyStep:
             micro_batch_size=self.micro_batch_size,
             max_grad_norm=self.max_grad_norm,
             world=self.world,
+            twin=self.twin,
         )
         if self.critic is not None:
             self.critic.step(batch)

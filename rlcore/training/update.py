@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,10 +72,12 @@ def update_policy(
     micro_batch_size: int | None,
     max_grad_norm: float,
     world: Processes = ALONE,
+    twin: Any = None,
 ) -> dict[str, float]:
     """One forward and backward pass over the rows in use, in parts, and one optimizer step.
 
     Each process takes its share of those rows, of whatever group; the gradient is that of all.
+    twin: the sharded model that is trained in place of `model`, which follows it (`sharding.py`).
     The first call keeps its log-probs in `batch.old_logprobs`: there the ratio is exactly 1, and
     later calls compare with them. Returns loss, grad_norm and the statistics of `policy_loss`.
     Raises NonFiniteError before the weights move.
@@ -84,40 +87,44 @@ def update_policy(
     weight = mask.sum(1) if algorithm.ratio_level == "token" else torch.ones_like(samples.lengths)
     used, totals = batch.used.nonzero()[:, 0], batch.totals(algorithm)
     parts = batch.parts(used[world.share(len(used))], micro_batch_size)
+    trained = model if twin is None else twin
     optimizer.zero_grad(set_to_none=True)
+
+    def forward(number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        width = int(samples.lengths[rows].max())  # columns of padding alone are left out
+        columns = samples.input_ids.shape[1] - mask.shape[1] + width
+        ids = samples.input_ids[rows, :columns]
+        attention, own_mask = samples.attention_mask[rows, :columns], mask[rows, :width]
+        advantages, reference = batch.advantages[rows], batch.ref_logprobs
+        logits = response_logits(trained, ids, attention, width)
+        logprobs = token_logprobs(logits, ids[:, -logits.shape[1] :], temperature=temperature)
+        entropies = None
+        if algorithm.entropy_coef > 0:
+            entropies = entropy(logits[:, :-1], temperature=temperature)
+        old = batch.old_logprobs.setdefault(number, logprobs.detach())
+        if not bool(logprobs.detach()[own_mask].isfinite().all()):
+            new = {"new_logprobs": logprobs.detach().masked_fill(~own_mask, 0.0), "rows": rows}
+            message = "the policy's log-probs are not finite"
+            raise NonFiniteError(message, {**batch.tensors(), **new})
+        return compute_loss(
+            algorithm,
+            logprobs,
+            old,
+            advantages if advantages.dim() == 1 else advantages[:, :width],
+            own_mask,
+            ref_logprobs=None if reference is None else reference[rows, :width],
+            constant=constant,
+            entropies=entropies,
+            correct=batch.judged.correct[rows],
+            truncated=samples.truncated[rows],
+            **totals,
+        )
 
     def backward() -> dict[str, float]:
         update: dict[str, float] = {"loss": 0.0}
         for number, rows in enumerate(parts):
-            width = int(samples.lengths[rows].max())  # columns of padding alone are left out
-            columns = samples.input_ids.shape[1] - mask.shape[1] + width
-            ids = samples.input_ids[rows, :columns]
-            attention, own_mask = samples.attention_mask[rows, :columns], mask[rows, :width]
-            advantages, reference = batch.advantages[rows], batch.ref_logprobs
-            logits = response_logits(model, ids, attention, width)
-            logprobs = token_logprobs(logits, ids[:, -logits.shape[1] :], temperature=temperature)
-            entropies = None
-            if algorithm.entropy_coef > 0:
-                entropies = entropy(logits[:, :-1], temperature=temperature)
-            old = batch.old_logprobs.setdefault(number, logprobs.detach())
-            if not bool(logprobs.detach()[own_mask].isfinite().all()):
-                known = logprobs.detach().masked_fill(~own_mask, 0.0)
-                new = {"new_logprobs": known, "rows": rows}
-                message = "the policy's log-probs are not finite"
-                raise NonFiniteError(message, {**batch.tensors(), **new})
-            loss, stats = compute_loss(
-                algorithm,
-                logprobs,
-                old,
-                advantages if advantages.dim() == 1 else advantages[:, :width],
-                own_mask,
-                ref_logprobs=None if reference is None else reference[rows, :width],
-                constant=constant,
-                entropies=entropies,
-                correct=batch.judged.correct[rows],
-                truncated=samples.truncated[rows],
-                **totals,
-            )
+            work = partial(forward, number, rows)
+            loss, stats = work() if twin is None else world.agree(work)
             loss.backward()
             update["loss"] += loss.item()
             share = int(weight[rows].sum()) / int(weight[used].sum())
@@ -128,12 +135,23 @@ def update_policy(
                         "correct": batch.judged.correct[rows],
                         "truncated": samples.truncated[rows],
                     }
-                    own = step_totals(algorithm, own_mask, **flags)
+                    own = step_totals(algorithm, mask[rows], **flags)
                     part = own["correct_total"] / totals["correct_total"]
                 update[name] = update.get(name, 0.0) + part * float(value)
+        if twin is not None:
+            # The shares of its weights come together in every process or in none: one that has
+            # fewer parts than another goes along.
+            for _ in range(world.most_parts(len(used), micro_batch_size) - len(parts)):
+                world.agree(partial(idle, twin, samples)).backward()
         return update
 
     update = world.sum(backward)
     known = {**batch.tensors(), "statistics": update}
-    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, known, world)
+    norm = apply_gradient(model, optimizer, update["loss"], max_grad_norm, known, world, twin)
     return {**update, "grad_norm": norm}
+
+
+def idle(model: Any, samples: Samples) -> Tensor:
+    """0, through a forward pass of one row."""
+    ids, attention = samples.input_ids[:1], samples.attention_mask[:1]
+    return 0.0 * response_logits(model, ids, attention, samples.response_mask.shape[1]).sum()

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rlcore.objectives.aggregation import AGGREGATIONS
 from rlcore.preferences import ROWS as OVER_PAIRS
 from rlcore.training import read_run
 from rlcore.training.processes import ALONE, Processes, processes
+from rlcore.training.sharding import check_shard
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -29,10 +31,9 @@ CASES = [
     *(f"aggregation {how}" for how in AGGREGATIONS),
     *("in parts", "critic in parts", "a share of equal groups", "a share of zeros"),
     *("one row for two processes", "a reward model", "sft"),
+    *("shared out", "shared out in parts", "shared out, one row", "shared out, with a critic"),
     *(row.name for row in OVER_PAIRS),
 ]
-# Everything is float64, but a scalar model's head reads float32: see `token_values`.
-SCALAR = {"ppo", "vapo", "critic in parts", "a reward model", "reward-model"}
 
 
 def start(*command: str, launcher: str = "torchrun") -> subprocess.CompletedProcess[str]:
@@ -78,20 +79,19 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) -> None:
-    """The policy's and the critic's gradient at each of two steps; the first is of equal weights.
+    """The policy's and the critic's gradient at each of two steps, in float64.
 
     Every row of both tables, every aggregation, five prompts for two processes (so shares are
     uneven, of unlike length, and split a group), missing rewards, parts, a share without anything.
     """
     one, two = (results["cases"][name][who] for who in ("one", "two"))
-    tolerance = 1e-6 if name in SCALAR else 1e-12
     assert len(one["gradients"]) == len(two["gradients"]) >= 2
     assert float(one["gradients"][0].norm()) > 0.1
     for ours, theirs in zip(two["gradients"], one["gradients"], strict=True):
-        assert apart(ours, theirs) <= tolerance
+        assert apart(ours, theirs) <= 1e-12
     for log in ("metrics", "evaluations"):
         for ours, theirs in zip(two[log], one[log], strict=True):
-            assert_close(ours, theirs, tolerance)
+            assert_close(ours, theirs, 1e-12)
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
@@ -147,11 +147,15 @@ def test_an_error_in_one_process_is_the_error_of_all(results) -> None:
 
 def test_a_number_that_is_not_finite_in_one_process_stops_both(results, folder) -> None:
     main, second = (said["not finite"] for said in results["stops"])
-    assert main.startswith("step 2: the policy's log-probs are not finite; the batch is in ")
-    assert second.startswith("step 2: the policy's log-probs are not finite; nothing was trained")
-    batch = torch.load(folder / "not-finite" / "nonfinite-step-2.pt", weights_only=True)
-    assert len(batch["input_ids"]) == 20
-    assert len(read_run(folder / "not-finite").metrics) == 1
+    assert len(main) == len(second) == 2  # replicated, and shared out
+    for said in main:
+        assert said.startswith("step 2: the policy's log-probs are not finite; the batch is in ")
+    for said in second:
+        assert said.startswith("step 2: the policy's log-probs are not finite; nothing was trained")
+    for name in ("not-finite", "shared-not-finite"):
+        batch = torch.load(folder / name / "nonfinite-step-2.pt", weights_only=True)
+        assert len(batch["input_ids"]) == 20
+        assert len(read_run(folder / name).metrics) == 1
 
 
 def test_an_interrupt_of_one_process_stops_both_after_the_same_step(results, folder) -> None:
@@ -162,6 +166,29 @@ def test_an_interrupt_of_one_process_stops_both_after_the_same_step(results, fol
         assert said["resumed"] == (True, said["whole"])
     assert final(folder / "stopped") == final(folder / "whole")
     assert [said["out"] for said in results["stops"]] == [folder / "whole"] * 2
+
+
+def test_a_run_that_is_shared_out_is_the_run_that_is_not(results, folder) -> None:
+    """Its checkpoints too: a run may go on either way, and stops change no bit of it."""
+    for said in results["stops"]:
+        for ours, theirs in zip(said["shared"], said["whole"], strict=True):
+            assert_close(ours, theirs, 1e-9)
+    assert final(folder / "shared-stopped") == final(folder / "shared")
+    mixed, whole = (final(folder / name)["state"] for name in ("shared-mixed", "whole"))
+    for part in ("model", "optimizer"):
+        numbers = [list(leaves(state[part])) for state in (mixed, whole)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-6, abs=1e-9)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The numbers in nested lists and dicts."""
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value, key=str)]
+    if isinstance(value, list):
+        for part in value:
+            yield from leaves(part)
+    else:
+        yield value
 
 
 def test_case_c01_a_killed_process_and_a_resume_in_two(results, folder) -> None:
@@ -273,6 +300,20 @@ def test_a_world_size_that_is_none_is_an_error(size, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ValueError, match=r"WORLD_SIZE: found .*; wanted the number of processes"):
         processes("cpu")
+
+
+@pytest.mark.parametrize(
+    ("world", "wrong", "message"),
+    [
+        (ALONE, {"shard": True}, "shard: found True with 1 process; wanted several"),
+        (ALONE, {"shard": "yes"}, "shard: found 'yes'; wanted True or False"),
+        (Processes(0, 2), {"shard": True, "frozen": True}, "shard: found weight frozen; wanted"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_an_error(world, wrong, message) -> None:
+    layer = torch.nn.Linear(2, 2).requires_grad_(not wrong.get("frozen", False))
+    with pytest.raises(ValueError, match=message):
+        check_shard(wrong["shard"], layer, world)
 
 
 def test_devices_that_processes_would_share_are_an_error(monkeypatch) -> None:

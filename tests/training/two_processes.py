@@ -79,6 +79,16 @@ def policy_cases() -> Iterator[tuple[str, Algorithm, Task, dict[str, Any]]]:
     yield "a share of equal groups", GRPO, replace(TASK, verify=lopsided), {}
     yield "a share of zeros", PLAIN, replace(TASK, verify=lopsided), {"skip_zero_advantages": False}
     yield "one row for two processes", PLAIN, TASK, {"advantage_function": one_row}
+    shard = {"shard": True}
+    yield "shared out", GRPO, TASK, shard
+    yield (
+        "shared out in parts",
+        GRPO,
+        TASK,
+        {**shard, "micro_batch_size": 3, "updates_per_batch": 2},
+    )
+    yield "shared out, one row", PLAIN, TASK, {**shard, "advantage_function": one_row}
+    yield "shared out, with a critic", critic, TASK, shard
     judge = models.build_scalar_model(model()[0], seed=1, std=1.0)
     scored = {"reward_model": judge, "score_normalization": "start"}
     yield "a reward model", replace(GRPO, reward="reward_model"), TASK, scored
@@ -96,7 +106,8 @@ def seen(train: Callable[[], training.Run]) -> dict[str, Any]:
 
     def note(optimizer: Any, *_: Any) -> None:
         grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        gradients.append(torch.cat([g.flatten().double() for g in grads]))
+        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
+        gradients.append(torch.cat([g.flatten().double() for g in whole]))
 
     hook = register_optimizer_step_pre_hook(note)
     try:
@@ -148,6 +159,8 @@ def cases(world: Processes) -> dict[str, Any]:
 
 
 def _policy(start: Any, task: Task, row: Algorithm, settings: dict[str, Any]) -> training.Run:
+    if policy_module.processes is not processes:
+        settings = {name: value for name, value in settings.items() if name != "shard"}
     return training.train_policy(*start(), task, row, **settings)
 
 
@@ -272,6 +285,12 @@ def stops(world: Processes, folder: Path) -> dict[str, Any]:
     signalled = at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
     stopped = run(folder / "stopped", signalled)
     resumed = run(folder / "stopped", resume=True)
+    shared = run(folder / "shared", shard=True)
+    signalled = at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
+    run(folder / "shared-stopped", signalled, shard=True)
+    run(folder / "shared-stopped", shard=True, resume=True)
+    run(folder / "shared-mixed", at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    run(folder / "shared-mixed", shard=True, resume=True)
     true = update_module.response_logits
     calls = []
 
@@ -280,16 +299,19 @@ def stops(world: Processes, folder: Path) -> dict[str, Any]:
         return true(*arguments) * (float("nan") if world.rank == 1 and len(calls) == 2 else 1.0)
 
     update_module.response_logits = response_logits
-    said = ""
-    try:
-        run(folder / "not-finite")
-    except training.NonFiniteError as error:
-        said = str(error)
+    said = []
+    for name, shard in (("not-finite", False), ("shared-not-finite", True)):
+        calls.clear()
+        try:
+            run(folder / name, shard=shard)
+        except training.NonFiniteError as error:
+            said.append(str(error))
     update_module.response_logits = true
     return {
         "whole": whole.metrics,
         "stopped": (stopped.interrupted, stopped.metrics),
         "resumed": (resumed.finished, resumed.metrics),
+        "shared": shared.metrics,
         "not finite": said,
         "out": whole.out,
     }
