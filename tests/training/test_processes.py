@@ -87,11 +87,13 @@ def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) 
     one, two = (results["cases"][name][who] for who in ("one", "two"))
     assert len(one["gradients"]) == len(two["gradients"]) >= 2
     assert float(one["gradients"][0].norm()) > 0.1
+    assert apart(two["gradients"][0], one["gradients"][0]) <= 1e-12
+    # After an update by Adam, which divides by the size of a gradient, however small it is.
     for ours, theirs in zip(two["gradients"], one["gradients"], strict=True):
-        assert apart(ours, theirs) <= 1e-12
+        assert apart(ours, theirs) <= 1e-10
     for log in ("metrics", "evaluations"):
         for ours, theirs in zip(two[log], one[log], strict=True):
-            assert_close(ours, theirs, 1e-12)
+            assert_close(ours, theirs, 1e-10)
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
