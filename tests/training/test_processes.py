@@ -79,7 +79,8 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) -> None:
-    """The policy's and the critic's gradient at each of two steps, in float64.
+    """The policy's and the critic's gradient at each of two steps, in float64; what comes after an
+    update is less close, since Adam divides by a gradient's size, however small it is.
 
     Every row of both tables, every aggregation, five prompts for two processes (so shares are
     uneven, of unlike length, and split a group), missing rewards, parts, a share without anything.
@@ -87,13 +88,11 @@ def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) 
     one, two = (results["cases"][name][who] for who in ("one", "two"))
     assert len(one["gradients"]) == len(two["gradients"]) >= 2
     assert float(one["gradients"][0].norm()) > 0.1
-    assert apart(two["gradients"][0], one["gradients"][0]) <= 1e-12
-    # After an update by Adam, which divides by the size of a gradient, however small it is.
-    for ours, theirs in zip(two["gradients"], one["gradients"], strict=True):
-        assert apart(ours, theirs) <= 1e-10
+    for step, (ours, theirs) in enumerate(zip(two["gradients"], one["gradients"], strict=True)):
+        assert apart(ours, theirs) <= (1e-12 if step == 0 else 1e-8)
     for log in ("metrics", "evaluations"):
         for ours, theirs in zip(two[log], one[log], strict=True):
-            assert_close(ours, theirs, 1e-10)
+            assert_close(ours, theirs, 1e-12 if ours["step"] <= 1 and log == "metrics" else 1e-8)
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
