@@ -124,8 +124,8 @@ def train_policy(
 
     Several processes (torchrun): see `processes.py`. prompts_per_step is the number of all of them,
     and samples, metrics and gradients are those of one process, up to rounding. shard: the policy's
-    gradient and optimizer state are shared out over them (FSDP, `sharding.py`), for a model that
-    is too large for one; the gradient is the same. The critic's are not.
+    gradient and optimizer state are shared out over them (FSDP, `sharding.py`), for a model whose
+    training does not fit one; the gradient is the same. The critic's are not.
 
     Other arguments, and what is raised: see `train_sft`.
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.__main__ import main
 from rlcore.algorithms import GRPO_MEAN_ONLY, ROWS
 from rlcore.objectives.aggregation import AGGREGATIONS
 from rlcore.preferences import ROWS as OVER_PAIRS
@@ -175,12 +176,20 @@ def test_a_run_that_is_shared_out_is_the_run_that_is_not(results, folder) -> Non
         for ours, theirs in zip(said["shared"], said["whole"], strict=True):
             assert_close(ours, theirs, 1e-9)
     assert final(folder / "shared-stopped") == final(folder / "shared")
-    mixed, whole = (final(folder / name)["state"] for name in ("shared-mixed", "whole"))
+    assert_near(folder / "shared-mixed", folder / "whole")
+
+
+def test_a_run_may_go_on_with_another_number_of_processes(results, folder) -> None:
+    assert read_run(folder / "then-alone").finished
+    assert_near(folder / "then-alone", folder / "whole")
+
+
+def assert_near(ours: Path, theirs: Path) -> None:
+    """The weights and the optimizer's moments at the ends of two runs."""
+    states = [final(out)["state"] for out in (ours, theirs)]
     for pick in (lambda state: state["model"], lambda state: state["optimizer"]["state"]):
-        ours, theirs = (
-            torch.tensor(list(leaves(pick(state)))).double() for state in (mixed, whole)
-        )
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+        found, wanted = (torch.tensor(list(leaves(pick(state)))).double() for state in states)
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -233,15 +242,7 @@ def test_the_command_under_torchrun_makes_the_run_of_one_process(tmp_path) -> No
     assert "2 processes, 32 demonstrations each" in two.stderr
     assert "2 processes, 2 or 3 prompts each" in two.stderr
     assert two.stdout.count("finished after 3 steps") == 1
-    one = subprocess.run(
-        [sys.executable, "-m", "rlcore", *SHELL, "--quiet", "--out", str(tmp_path / "one")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-    )
-    assert one.returncode == 0, one.stderr
+    assert main([*SHELL, "--quiet", "--out", str(tmp_path / "one")]) == 0
     for part in ("start", "."):
         runs = [read_run(tmp_path / name / part) for name in ("one", "two")]
         for log in ("metrics", "evaluations"):

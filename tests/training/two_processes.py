@@ -282,15 +282,21 @@ def at_call(world: Processes, number: int, act: Callable[[], None]) -> Callable[
 def stops(world: Processes, folder: Path) -> dict[str, Any]:
     """A whole run; one that an interrupt of the second process stops; one that is not finite."""
     whole = run(folder / "whole")
-    signalled = at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
-    stopped = run(folder / "stopped", signalled)
+
+    def signalled() -> Callable[[str, str], Any]:
+        return at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    stopped = run(folder / "stopped", signalled())
     resumed = run(folder / "stopped", resume=True)
     shared = run(folder / "shared", shard=True)
-    signalled = at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
-    run(folder / "shared-stopped", signalled, shard=True)
+    run(folder / "shared-stopped", signalled(), shard=True)
     run(folder / "shared-stopped", shard=True, resume=True)
-    run(folder / "shared-mixed", at_call(world, 15, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    run(folder / "shared-mixed", signalled())
     run(folder / "shared-mixed", shard=True, resume=True)
+    run(folder / "then-alone", signalled())
+    if world.is_main:
+        with as_one():
+            run(folder / "then-alone", resume=True)
     true = update_module.response_logits
     calls = []
 
