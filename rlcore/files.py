@@ -85,7 +85,7 @@ def append(path: Path, text: str) -> None:
 def sync(path: Path) -> None:
     """Return when the file is on the disk. Raises WriteError naming it."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb+") as file:  # Windows syncs what is open for writing
             os.fsync(file.fileno())
     except OSError as error:
         raise unwritten("", path, error) from error

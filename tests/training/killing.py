@@ -146,7 +146,7 @@ class DoomedFile:
 
 def doomed_open(path: Any, mode: str = "r", **settings: Any) -> Any:
     file = open(path, mode, **settings)  # noqa: SIM115
-    if mode == "rb":
+    if mode == "rb+":  # to sync it
         return file
     DOOM.reached(f"open {Path(path).name}")
     return DoomedFile(file)

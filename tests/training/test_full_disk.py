@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,6 +20,8 @@ from rlcore import files, models
 from rlcore.__main__ import main
 from rlcore.training import Run, WriteError, record, row, train_policy, train_sft
 from rlcore.training.record import read_lines
+
+resource = pytest.importorskip("resource", reason="limits and mounts are those of POSIX")
 
 STEPS = 3
 POLICY = {
@@ -257,10 +258,10 @@ class Failing:
                 own.file.close()
 
         def opened(path, mode="r", **settings):
-            if mode != "rb":
+            if mode != "rb+":
                 self.step("open", path)
             file = real["open"](path, mode, **settings)
-            return file if mode == "rb" else File(file)
+            return file if mode == "rb+" else File(file)
 
         class System:
             def __getattr__(own, name):
