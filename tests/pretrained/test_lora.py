@@ -55,7 +55,8 @@ def test_the_model_starts_as_it_was(load_small, task) -> None:
     lora, _ = load_small(lora=Lora(rank=4))
     assert type(lora) is type(plain)
     out = drawn(plain, tokenizer, task)
-    assert torch.equal(logprobs(plain, out), logprobs(lora, out))
+    # Not bit by bit: a product of matrices may round otherwise where its result lies elsewhere.
+    torch.testing.assert_close(logprobs(plain, out), logprobs(lora, out), rtol=0, atol=1e-5)
     names = {name for name, w in lora.named_parameters() if w.requires_grad}
     linear = ("q", "k", "v", "o", "gate", "up", "down")  # of two layers, two matrices each
     assert len(names) == 2 * len(linear) * 2
@@ -116,7 +117,7 @@ def test_only_the_matrices_move(load_small, task) -> None:
 
 @pytest.mark.parametrize("trained", [False, True], ids=["new", "trained before"])
 def test_the_reference_is_that_of_a_whole_copy(load_small, task, monkeypatch, trained) -> None:
-    """The same metrics, bit for bit; the start is the model with its matrices as they were."""
+    """The same metrics, up to rounding; the start is the model with its matrices as they were."""
 
     def run():
         model, tokenizer = load_small(lora=Lora(rank=4))
@@ -129,7 +130,8 @@ def test_the_reference_is_that_of_a_whole_copy(load_small, task, monkeypatch, tr
     monkeypatch.setattr(
         training.policy, "start_of", lambda m: copy.deepcopy(m).requires_grad_(False)
     )
-    assert run().metrics == swapped.metrics
+    for ours, theirs in zip(swapped.metrics, run().metrics, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 def test_the_start_is_put_back_after_an_error(load_small) -> None:
