@@ -238,9 +238,9 @@ def test_the_critics_learning_rate_is_its_own_and_falls(coin, make, monkeypatch)
     rates = []
     true_step = critic_module.Critic.step
 
-    def step(critic) -> None:
+    def step(critic, batch) -> None:
         rates.append(critic.optimizer.param_groups[0]["lr"])
-        true_step(critic)
+        true_step(critic, batch)
 
     monkeypatch.setattr(critic_module.Critic, "step", step)
     run = train_policy(*make(), coin, VERIFIED, **SETTINGS, critic_learning_rate=4e-3)
@@ -418,14 +418,14 @@ def test_an_interrupt_between_the_two_updates_keeps_the_last_checkpoint(
     true_step = critic_module.Critic.step
     calls = {"n": 0}
 
-    def step(critic) -> None:
+    def step(critic, batch) -> None:
         calls["n"] += 1
         if when == "after":
-            true_step(critic)
+            true_step(critic, batch)
         if calls["n"] == 3:
             raise KeyboardInterrupt
         if when == "before":
-            true_step(critic)
+            true_step(critic, batch)
 
     monkeypatch.setattr(critic_module.Critic, "step", step)
     run = train_policy(*make(), coin, VERIFIED, **settings, out=tmp_path)
