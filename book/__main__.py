@@ -25,7 +25,7 @@ COMMANDS = {
     "homework": ("book.homework.release", "write the release notebooks into build/homework"),
     "grade": ("book.homework.grade", "grade a folder of submissions: grade FOLDER"),
     "record": ("book.record", "train and record the runs that the chapters plot (hours)"),
-    "bench": ("book.bench", "time and memory of the objectives beside TRL's [--quick]"),
+    "bench": ("book.bench", "what objectives and training cost beside TRL [objectives | training]"),
     "gpu-check": ("book.gpu_check", "a GPU beside the CPU: numbers, speed, a run [--device cpu]"),
     "clean": ("", "remove what was built, grades excepted; --all: grades and .venv too"),
     "help": ("", "print this list"),

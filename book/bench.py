@@ -1,7 +1,10 @@
-"""`python -m book bench`: what the objectives cost, in time and memory, beside TRL's.
+"""`python -m book bench [objectives | training]`: what things cost, beside TRL.
 
-The measuring is done by programs of its own, in `tests/benchmarks`; the results go to the screen
-and to `build/bench/objectives.json`. An interrupt (Ctrl-C) keeps what is measured.
+objectives: time and memory of each. training: a whole GRPO run, single steps, sampling and the
+update alone. Without a word both, one after the other. The measuring is done by programs of its
+own, in `tests/benchmarks`; the results go to the screen and to `build/bench/*.json`; `training
+--record` writes the file that the page *What a step costs* shows. An interrupt (Ctrl-C) keeps what
+is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time and memory of the objectives beside TRL's, in one run: `python -m book bench`.
+"""Time and memory of the objectives beside TRL's, in one run: `python -m book bench objectives`.
 
 Every comparison (see `objective_cases`) is made in a process of its own, with the same tensors and
 the same number of threads for all sides.
@@ -381,7 +381,7 @@ def progress(text: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all measured. 1: a comparison failed. 2: bad arguments. 130: interrupted."""
     parser = argparse.ArgumentParser(
-        prog="python -m book bench", description=__doc__.split("\n")[0]
+        prog="python -m book bench objectives", description=__doc__.split("\n")[0]
     )
     parser.add_argument(
         "--quick", action="store_true", help="small tables and few rounds, about a minute"

@@ -1,4 +1,4 @@
-"""`python -m book bench` on tiny sizes: what it writes, says and returns.
+"""`python -m book bench objectives` on tiny sizes: what it writes, says and returns.
 
 No test asks for a speed: that is what the command measures, on a machine with nothing else to do.
 """
@@ -28,7 +28,7 @@ TINY = ("--largest", "1", "--seconds", "0.01", "--threads", "1")
 
 
 def bench(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "book", "bench", *arguments]
+    return [sys.executable, "-m", "book", "bench", "objectives", *arguments]
 
 
 def environment() -> dict[str, str]:
