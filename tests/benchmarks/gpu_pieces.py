@@ -6,7 +6,6 @@ so that the pieces are tested where there is no GPU.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from every_row import TOLERANCES, step
 
 from rlcore.devices import using_precision
 from rlcore.evaluation import evaluate
+from rlcore.lora import Lora
 from rlcore.models import build_model, build_tokenizer
 from rlcore.objectives import token_logprobs
 from rlcore.preferences import DPO
@@ -274,40 +274,33 @@ def pretrained(plan: Plan) -> Iterator[Row]:
     )  # fmt: skip
     pairs = sample_pairs(model, tokenizer, task, plan.prompts, prompts_per_batch=8, seed=0)
     del model
-    for precision in NAMES:
+    for precision, lora in (("float32", None), ("bf16", None), ("bf16", Lora())):
         _reset(plan)
-        model, tokenizer = load_pretrained(plan.pretrained, device=plan.device)
+        way = precision if lora is None else f"{precision}, LoRA"
+        model, tokenizer = load_pretrained(plan.pretrained, lora=lora, device=plan.device)
         given = {**QUIET, "device": plan.device, "precision": precision, "micro_batch_size": 16}
+        prompts = task.prompts("train", plan.prompts)
         with using_precision(precision):
             began = _now(plan)
-            out = _drawn(model, tokenizer, task.prompts("train", plan.prompts), plan.group,
-                         plan.response)  # fmt: skip
+            out = _drawn(model, tokenizer, prompts, plan.group, plan.response)
             rate = int(out.lengths.sum()) / (_now(plan) - began)
-        yield Row(piece, f"sampling, {len(out)} x {plan.response}, {precision}", rate, "tokens/s")
+        yield Row(piece, f"sampling, {len(out)} x {plan.response}, {way}", rate, "tokens/s")
         began = _now(plan)
         run = train_policy(
             model, tokenizer, task, row("grpo", beta=0.04), steps=plan.steps,
             prompts_per_step=plan.prompts, group_size=plan.group, learning_rate=1e-6, **given,
         )  # fmt: skip
         seconds = (_now(plan) - began) / plan.steps
-        yield Row(piece, f"GRPO step with a reference, {precision}", seconds, "s")
+        yield Row(piece, f"GRPO step with a reference, {way}", seconds, "s")
         finite = all(0 < r["grad_norm"] < float("inf") for r in run.metrics if r["rows_used"])
-        yield Row(piece, f"GRPO gradients, {precision}", "finite" if finite else "not", ok=finite)
+        yield Row(piece, f"GRPO gradients, {way}", "finite" if finite else "not", ok=finite)
         began = _now(plan)
-        dpo = train_preference(
-            model,
-            tokenizer,
-            pairs,
-            DPO,
-            steps=1,
-            batch_size=len(pairs),
-            learning_rate=1e-6,
-            **given,
-        )
-        yield Row(piece, f"DPO step of {len(pairs)} pairs, {precision}", _now(plan) - began, "s")
+        given |= {"batch_size": len(pairs), "learning_rate": 1e-6}
+        dpo = train_preference(model, tokenizer, pairs, DPO, steps=1, **given)
+        yield Row(piece, f"DPO step of {len(pairs)} pairs, {way}", _now(plan) - began, "s")
         gap = abs(dpo.metrics[0]["loss"] - 0.693147)
-        yield _check("DPO's first loss and log 2", precision, gap, 1e-3, piece)
-        yield _memory(plan, f"peak memory, {precision}", piece)
+        yield _check("DPO's first loss and log 2", way, gap, 1e-3, piece)
+        yield _memory(plan, f"peak memory, {way}", piece)
         del model
 
 
@@ -371,6 +364,8 @@ def _memory(plan: Plan, what: str, piece: str = "") -> Row:
     piece = piece or ("speed" if "so far" in what else "GRPO run")
     if plan.on_gpu:
         return Row(piece, what, torch.cuda.max_memory_allocated(plan.device) / 1e9, "GB")
+    import resource  # which Windows lacks
+
     unit = 1e9 if sys.platform == "darwin" else 1e6
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     return Row(piece, f"{what} (of the process)", used, "GB")

@@ -43,8 +43,9 @@ def test_every_piece_on_the_cpu(folder, output, tmp_path, capsys) -> None:
     assert 0 < rows["SFT step, grad_norm, bf16"]["value"] < 0.1
     assert rows["attention of the models"]["value"] == "sdpa"
     assert rows["GRPO gradients, bf16"]["ok"]
+    assert rows["GRPO gradients, bf16, LoRA"]["ok"]
     rates = [row["value"] for row in found["rows"] if row["unit"] == "tokens/s"]
-    assert len(rates) == 3 + 2 + 2
+    assert len(rates) == 3 + 2 + 3
     assert all(rate > 0 for rate in rates)
     assert "0 checks failed" in said
     assert all(row["what"] in said for row in found["rows"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlcore.lora import Lora, add_lora
 from rlcore.sampling import response_logprobs, sample
 from rlcore.training import row, train_policy
 
@@ -51,3 +52,16 @@ def test_a_run_trains_and_resumes_on_the_gpu(coin, make, tmp_path) -> None:
         device="cuda", resume=True,
     )  # fmt: skip
     assert again.metrics == run.metrics
+
+
+def test_bfloat16_and_lora_train_on_the_gpu(coin, make) -> None:
+    """Log-probs of the sampler near those of a forward pass; only the matrices move."""
+    model, tokenizer = make(size="tiny", device="cuda")
+    add_lora(model, Lora(rank=4), seed=0)
+    before = {name: w.clone() for name, w in model.named_parameters()}
+    run = train_policy(
+        model, tokenizer, coin, row("grpo", beta=0.04), **SETTINGS, device="cuda", precision="bf16"
+    )
+    assert run.metrics[0]["kl"] == pytest.approx(0, abs=1e-3)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]) != ("lora_" in name), name
