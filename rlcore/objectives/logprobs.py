@@ -19,6 +19,7 @@ from rlcore.objectives._checks import check_number, describe, is_dense, to_float
 Function = TypeVar("Function", bound=Callable)
 
 SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
+LEAST = 2**14  # and at least so many, below which starting an operation costs more than it does
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 INTEGERS = (*SIGNED, torch.uint32, torch.uint16, torch.uint8)
 CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs nothing beside it
@@ -113,7 +114,10 @@ def _slices(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
     depend on the rows beside it, so the slices change no result.
     """
     cores = torch.get_num_threads() if logits.device.type == "cpu" else CORES_OF_A_GPU
-    step = max(1, SLICE * cores // logits.shape[-1])
+    size = SLICE * cores
+    if logits.itemsize < 4:  # slices are copied: small ones, beside a small gradient
+        size = min(size, max(logits.numel() // 3, LEAST))
+    step = max(1, size // logits.shape[-1])
     start = 0
     for table in _tables(logits):
         for part in table.split(step):
@@ -172,21 +176,18 @@ def _without_autocast(function: Function) -> Function:
 
 
 def _rows(logits: Tensor) -> Tensor:
-    """Room for a number per row, (N,)."""
+    """Room for a number per row, (N, 1)."""
     rows = logits.shape[:-1].numel()
-    return torch.empty(rows, dtype=_width(logits), device=logits.device)
-
-
-def _width(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+    width = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return torch.empty(rows, 1, dtype=width, device=logits.device)
 
 
 def _gradient(
-    logits: Tensor, rows: Tensor, gradient: Tensor, scale: _Scale, change: Callable[..., Tensor]
+    logits: Tensor, gradient: Tensor, scale: _Scale, change: Callable[..., Tensor]
 ) -> Tensor:
-    """The gradient of the logits, from that of their rows (N,) and what the forward pass left of
-    them, (N,).  `change` computes that of a table of scaled logits, in place where that can be, and
-    whatever the logits of a row without gradient hold, it stays 0."""
+    """The gradient of the logits, from that of their rows (N,).  ``change`` computes it for a table
+    of scaled logits and leaves it in ``out``; the other place it may use is ``room``, the table
+    itself if that is a copy.  Whatever the logits of a row without gradient hold, it stays 0."""
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     flat = result.view(-1, logits.shape[-1])
     for part, table in _slices(logits):
@@ -195,13 +196,15 @@ def _gradient(
         if len(idle) == len(push):
             place.zero_()
             continue
-        out = place if place.dtype == _width(logits) else None
-        push = push[:, None] / scale.temperature
-        found = change(_wide(table, part, scale), rows[part], push, out)
+        scores = _wide(table, part, scale)
+        room = None if scores is table else scores
+        out = place if place.dtype == scores.dtype else None
+        found = change(part, scores, push[:, None] / scale.temperature, room, out)
         if out is None:
             place.copy_(found)
         if len(idle) > 0:
             place.index_fill_(0, idle, 0.0)
+        del scores, room, found  # before the next ones are made
     return result
 
 
@@ -211,29 +214,38 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @_without_autocast
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+        ids = ids[:, None]
+        top, size, chosen = (_rows(logits) for _ in range(3))
+
         def compute(scale: _Scale) -> Tensor:
-            result = _rows(logits)
             for part, table in _slices(logits):
-                scores = torch.log_softmax(_wide(table, part, scale), dim=-1)
-                result[part] = scores.gather(1, ids[part, None])[:, 0]
-            return result
+                scores = _wide(table, part, scale)
+                torch.amax(scores, dim=-1, keepdim=True, out=top[part])
+                torch.gather(scores, 1, ids[part], out=chosen[part])
+                room = None if scores is table else scores
+                scores = _below(scores, top[part], room).exp_()
+                torch.sum(scores, dim=-1, keepdim=True, out=size[part])
+                del scores, room  # before the next ones are made
+            return (chosen - top).sub_(size.log())[:, 0]
 
         result, ctx.scale = _within_range(compute, logits, temperature)
-        ctx.save_for_backward(logits, ids)
+        ctx.save_for_backward(logits, ids, top, size)
         return result
 
     @staticmethod
     @once_differentiable
     @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids = ctx.saved_tensors
+        logits, ids, top, size = ctx.saved_tensors
 
-        def change(scores: Tensor, drawn: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
+        def change(
+            part: slice, scores: Tensor, push: Tensor, room: Tensor | None, out: Tensor | None
+        ) -> Tensor:
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
-            result = torch.softmax(scores, dim=-1, out=out)
-            return result.mul_(-push).scatter_add_(1, drawn[:, None], push)
+            weights = _below(scores, top[part], room if out is None else out).exp_()
+            return weights.mul_(push / -size[part]).scatter_add_(1, ids[part], push)
 
-        return _gradient(logits, ids, gradient, ctx.scale, change), None, None
+        return _gradient(logits, gradient, ctx.scale, change), None, None
 
 
 class _Entropy(torch.autograd.Function):
@@ -242,45 +254,53 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     @_without_autocast
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        def compute(scale: _Scale) -> Tensor:
-            result = _rows(logits)
+        top, size, mean = (_rows(logits) for _ in range(3))
+
+        def attempt(scale: _Scale, *, bounded: bool) -> Tensor:
             for part, table in _slices(logits):
                 scores = _wide(table, part, scale)
-                spare = scores.dtype != logits.dtype
-                below, probabilities, top = _from_the_top(scores, spare=spare)
-                # log p_v = log p_top + below_v, so H = -log p_top - sum_v p_v below_v: no term < 0
-                result[part] = torch.linalg.vecdot(probabilities, below).add_(top).neg_()
-            return result
+                torch.amax(scores, dim=-1, keepdim=True, out=top[part])
+                room = None if scores is table else scores
+                below = _below(scores, top[part], room, bounded=bounded)
+                weights = below.exp()
+                torch.sum(weights, dim=-1, keepdim=True, out=size[part])
+                torch.linalg.vecdot(weights, below, out=mean[part, 0])
+                del scores, room, below, weights  # before the next ones are made
+            mean.div_(size)
+            # log p_v = below_v - log size, so H = log size - E[below]: no term < 0
+            return (size.log() - mean)[:, 0]
+
+        def compute(scale: _Scale) -> Tensor:
+            result = attempt(scale, bounded=False)
+            ctx.bounded = bool(result.sum().isnan())  # 0 log 0, for one
+            return attempt(scale, bounded=True) if ctx.bounded else result
 
         result, ctx.scale = _within_range(compute, logits, temperature)
-        ctx.save_for_backward(logits, result)
+        ctx.save_for_backward(logits, top, size, mean)
         return result
 
     @staticmethod
     @once_differentiable
     @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        logits, total = ctx.saved_tensors
+        logits, top, size, mean = ctx.saved_tensors
 
-        def change(scores: Tensor, entropy: Tensor, push: Tensor, out: Tensor | None) -> Tensor:
-            spare = scores.dtype != logits.dtype
-            below, probabilities, top = _from_the_top(scores, out, spare=spare)
-            # dH/dz_v = -p_v (log p_v + H)
-            surprise = below.add_((top + entropy)[:, None])
-            return probabilities.mul_(surprise).mul_(-push)
+        def change(
+            part: slice, scores: Tensor, push: Tensor, room: Tensor | None, out: Tensor | None
+        ) -> Tensor:
+            # dH/dz_v = -p_v (log p_v + H) = -p_v (below_v - E[below])
+            below = _below(scores, top[part], room, bounded=ctx.bounded)
+            weights = torch.exp(below, out=out)
+            return weights.mul_(below.sub_(mean[part])).mul_(push / -size[part])
 
-        return _gradient(logits, total, gradient, ctx.scale, change), None
+        return _gradient(logits, gradient, ctx.scale, change), None
 
 
-def _from_the_top(
-    scores: Tensor, out: Tensor | None = None, *, spare: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of scores (n, V): how far each lies below the row's largest, softmax, and the largest's
-    log-prob (n,).  No exp or log per word but that of softmax itself, which is the cost of it.
-    The distance is kept finite, so that 0 log 0 is 0 for a score of -inf.  ``spare`` scores, a copy
-    that nobody else reads, make room for it."""
-    top = scores.amax(dim=-1, keepdim=True)
-    below = torch.sub(scores, top, out=scores if spare else None)
-    below.clamp_(min=torch.finfo(below.dtype).min)
-    probabilities = torch.softmax(below, dim=-1, out=out)
-    return below, probabilities, probabilities.amax(dim=-1).log_()
+def _below(scores: Tensor, top: Tensor, room: Tensor | None, *, bounded: bool = False) -> Tensor:
+    """How far scores (n, V) lie below the largest of their row, (n, 1), in ``room`` if there is
+    some.  ``bounded``: kept finite, so that 0 log 0 is 0 for a score of -inf.
+
+    The exponential of it and its sum are all there is to a softmax, and torch is quicker at them
+    than at its own."""
+    below = torch.sub(scores, top, out=room)
+    return below.clamp_(min=torch.finfo(below.dtype).min) if bounded else below
