@@ -324,8 +324,11 @@ def kl_sides(size: Size) -> Sides:
 KL = Case(
     "KL, k3",
     {
-        "ours": "aggregate(kl_per_token(...)), forward and backward",
-        "trl": "the lines of GRPOTrainer._compute_loss, forward and backward",
+        "ours": "aggregate(kl_per_token(...)), forward and backward: two functions for use on "
+        "their own, each of which reads the mask and checks its arguments; in a loss, policy_loss "
+        "does both at once (GRPO loss with KL)",
+        "trl": "the lines of GRPOTrainer._compute_loss, forward and backward, which is no function "
+        "of its own there: nothing is read or checked",
     },
     kl_sides,
     (Size(8, 32), Size(32, 128), Size(128, 512), Size(512, 2048)),
@@ -366,7 +369,8 @@ def advantage_sides(size: Size) -> Sides:
 ADVANTAGES = Case(
     "Group advantages",
     {
-        "ours": "group_advantages: groups by id in any order, of any size, in float64",
+        "ours": "group_advantages: groups by id, in any order and of any size, rewards that may be "
+        "missing or infinite (an error), in float64, the same bits however the rows are shuffled",
         "trl": "the lines of GRPOTrainer._generate_and_score_completions: groups by position, all "
         "of one size; also the share of groups without spread",
         "full": "ours, and equal_groups for that share",
