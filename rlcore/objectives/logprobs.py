@@ -190,21 +190,21 @@ def _gradient(
     itself if that is a copy.  Whatever the logits of a row without gradient hold, it stays 0."""
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     flat = result.view(-1, logits.shape[-1])
+    idle = (gradient == 0).nonzero()[:, 0]
     for part, table in _slices(logits):
-        push, place = gradient[part], flat[part]
-        idle = (push == 0).nonzero()[:, 0]
-        if len(idle) == len(push):
+        place = flat[part]
+        if len(idle) > 0 and not bool(gradient[part].any()):
             place.zero_()
             continue
         scores = _wide(table, part, scale)
         room = None if scores is table else scores
         out = place if place.dtype == scores.dtype else None
-        found = change(part, scores, push[:, None] / scale.temperature, room, out)
+        found = change(part, scores, room, out)
         if out is None:
             place.copy_(found)
-        if len(idle) > 0:
-            place.index_fill_(0, idle, 0.0)
         del scores, room, found  # before the next ones are made
+    if len(idle) > 0:
+        flat.index_fill_(0, idle, 0.0)
     return result
 
 
@@ -237,13 +237,13 @@ class _TokenLogprobs(torch.autograd.Function):
     @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, ids, top, size = ctx.saved_tensors
+        push = gradient[:, None] / ctx.scale.temperature
+        share = push / -size
 
-        def change(
-            part: slice, scores: Tensor, push: Tensor, room: Tensor | None, out: Tensor | None
-        ) -> Tensor:
+        def change(part: slice, scores: Tensor, room: Tensor | None, out: Tensor | None) -> Tensor:
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
             weights = _below(scores, top[part], room if out is None else out).exp_()
-            return weights.mul_(push / -size[part]).scatter_add_(1, ids[part], push)
+            return weights.mul_(share[part]).scatter_add_(1, ids[part], push[part])
 
         return _gradient(logits, gradient, ctx.scale, change), None, None
 
@@ -284,14 +284,13 @@ class _Entropy(torch.autograd.Function):
     @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, top, size, mean = ctx.saved_tensors
+        share = gradient[:, None] / ctx.scale.temperature / -size
 
-        def change(
-            part: slice, scores: Tensor, push: Tensor, room: Tensor | None, out: Tensor | None
-        ) -> Tensor:
+        def change(part: slice, scores: Tensor, room: Tensor | None, out: Tensor | None) -> Tensor:
             # dH/dz_v = -p_v (log p_v + H) = -p_v (below_v - E[below])
             below = _below(scores, top[part], room, bounded=ctx.bounded)
             weights = torch.exp(below, out=out)
-            return weights.mul_(below.sub_(mean[part])).mul_(push / -size[part])
+            return weights.mul_(below.sub_(mean[part])).mul_(share[part])
 
         return _gradient(logits, gradient, ctx.scale, change), None
 
