@@ -70,6 +70,19 @@ def test_what_the_command_writes_and_shows(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["training.json"]
 
 
+def test_the_recorded_measurement_is_whole() -> None:
+    """The file that the page of the book shows: from a clean checkout, nothing missing."""
+    found = json.loads(costs.RECORD.read_text("utf-8"))
+    assert found["complete"] is True
+    assert found["failed"] == []
+    assert len(found["commit"]) == 40
+    assert found["command"].startswith("python -m book bench training --threads ")
+    kinds = {entry["kind"] for entry in found["comparisons"]}
+    assert kinds == set(costs.KINDS)
+    rows = {entry["rows"] for entry in found["comparisons"] if entry["kind"] != "run"}
+    assert {64, 512} <= rows
+
+
 def reordered() -> list[str]:
     """TINY as the record says it: --threads first, then what differs from the default."""
     return [
