@@ -124,7 +124,9 @@ class Sandbox:
         process.wait()
 
     def __del__(self) -> None:
-        self.close()
+        # At the interpreter's end modules are gone already; the server sees its line close.
+        if sys is not None and not sys.is_finalizing():
+            self.close()
 
     def _channel(self) -> socket.socket:
         if self._server is None or self._server[0] != os.getpid():

@@ -80,12 +80,20 @@ def read_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | No
     except Exception as error:  # a damaged file fails in as many ways as there are bytes
         message = f"resume: {path} is damaged or not a checkpoint ({brief(error)})"
         raise ValueError(message) from error
-    changed = {
-        name: (saved.get(name), settings.get(name))
-        for name in sorted({*saved, *settings})
-        if saved.get(name) != settings.get(name)
-    }
+    changed = _changed(saved, settings)
     if changed:
-        said = "; ".join(f"{name} was {a!r}, now {b!r}" for name, (a, b) in changed.items())
+        said = "; ".join(f"{name} was {a!r}, now {b!r}" for name, a, b in changed)
         raise ValueError(f"resume: {path} belongs to another run: {said}")
     return state
+
+
+def _changed(saved: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The settings that differ: name, old and new value; of a row, only its fields that do."""
+    found = []
+    for name in sorted({*saved, *settings}):
+        old, new = saved.get(name), settings.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += [(f"{name}.{field}", a, b) for field, a, b in _changed(old, new)]
+        elif old != new:
+            found.append((name, old, new))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -73,5 +74,6 @@ def deferred_interrupt(several: bool = False) -> Iterator[Stop]:
     if signal.SIGTERM in stop.signals:
         before = handlers[signal.SIGTERM]
         if not callable(before):
+            print("stopped by SIGTERM; what was done is kept", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)
         before(signal.SIGTERM, None)

@@ -127,14 +127,19 @@ def test_the_command_ends_after_sigterm_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = "train sft --task sort --size nano --sft-steps 100000 --sft-batch-size 2 --quiet"
     command = [sys.executable, "-m", "rlcore", *words.split(), "--device", "cpu", "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 300
     while len(read_lines(out / "metrics.jsonl")) < 3:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.terminate()
-    assert process.wait(300) == 128 + signal.SIGTERM
+    said = process.communicate(timeout=300)[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said.splitlines()[-1] == "stopped by SIGTERM; what was done is kept"
     run = read_run(out)
     assert run.interrupted
     state = torch.load(out / "checkpoint.pt", weights_only=True)

@@ -322,7 +322,8 @@ def test_resume_with_other_settings_is_refused(coin, make, tmp_path) -> None:
             train_policy(
                 *make(), coin, row("grpo"), **{**POLICY, **change}, out=tmp_path, resume=True
             )
-    with pytest.raises(ValueError, match=r"algorithm was .*method was 'grpo', now 'rloo'"):
+    said = "run: algorithm.advantage was 'group_zscore', now 'leave_one_out'; "
+    with pytest.raises(ValueError, match=f"{said}.*method was 'grpo', now 'rloo'$"):
         train_policy(*make(), coin, row("rloo"), **POLICY, out=tmp_path, resume=True)
     with pytest.raises(ValueError, match="parameters was 10752, now 132224"):
         train_policy(*make("tiny"), coin, row("grpo"), **POLICY, out=tmp_path, resume=True)
