@@ -202,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--shard", action="store_true", default=None,
-        help="under torchrun: gradient and optimizer of the policy shared out (FSDP)",
+        help="under torchrun: gradient and optimizer state of the model shared out (FSDP)",
     )  # fmt: skip
     run.add_argument("--beta", type=_weight, help="KL weight, or 'paper' (default: 0)")
     run.add_argument(

@@ -42,7 +42,7 @@ OF_PAIRS = ("pairs", "pairs_file")
 OF_POLICY = (
     *("prompts_per_step", "group_size", "updates_per_batch", "max_sampling_rounds"),
     "samples_per_prompt",
-    *("shard", "advantages", "beta", "length_alpha", "measure_kl"),
+    *("advantages", "beta", "length_alpha", "measure_kl"),
     *("reward_model", "score_normalization"),
     *("critic_learning_rate", "bootstrap_truncated", "value_pretraining_steps"),
 )
@@ -57,11 +57,12 @@ def train(options: Namespace) -> int:
     if name == "sft":
         _refuse(options, name, *OF_ALL_BUT_SFT, *OF_PAIRS, *OF_POLICY, "set")
     elif name in METHODS:
-        _refuse(options, name, *OF_POLICY)
+        scalar = isinstance(METHODS[name], preferences.RewardModelMethod)
+        _refuse(options, name, *OF_POLICY, *(("shard",) if scalar else ()))
     else:
         _refuse(options, name, *OF_PAIRS)
     if options.start is None:
-        alone = ("lora",) if name == "sft" else ()
+        alone = ("lora", "shard") if name == "sft" else ()
         _refuse(options, f"{name} without --start", *OF_PRETRAINED, *alone)
     elif name == "sft":
         _refuse(options, "--start", "size")
@@ -94,7 +95,13 @@ def _sft(options: Namespace, world: Processes) -> int:
     model, tokenizer = _load(options)
     task = framed(options, task, tokenizer)
     run = training.train_sft(
-        model, tokenizer, task, **recipe.sft_settings(), **rest, **_shared(options)
+        model,
+        tokenizer,
+        task,
+        **recipe.sft_settings(),
+        shard=bool(options.shard),
+        **rest,
+        **_shared(options),
     )
     return _report(run, task, world)
 
@@ -191,7 +198,14 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     else:
         n = _n(options)
         run = training.train_preference(
-            model, tokenizer, pairs, method, task=task, evaluate_n=n, **rest
+            model,
+            tokenizer,
+            pairs,
+            method,
+            task=task,
+            evaluate_n=n,
+            shard=bool(options.shard),
+            **rest,
         )
     if given is None and world.is_main:
         pairs.save(Path(options.out) / "pairs.jsonl")

@@ -20,6 +20,7 @@ from rlcore.tasks import PreferencePairs
 from rlcore.training.adapters import weight_settings
 from rlcore.training.loop import NonFiniteError, apply_gradient
 from rlcore.training.processes import ALONE, Processes, processes
+from rlcore.training.sharding import check_shard, sharded_twin
 from rlcore.training.tracking import check_trackers
 
 Objective = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, dict[str, Tensor]]]
@@ -33,6 +34,7 @@ class Setup:
     settings: dict[str, Any]  # what the record says
     rate: Callable[[int], float]  # the learning rate of a step
     world: Processes
+    twin: Any  # the sharded model that is trained in place of the one given, see `sharding.py`
 
 
 def prepare(
@@ -55,6 +57,7 @@ def prepare(
     trackers: Sequence[str],
     device: Any,
     precision: str,
+    shard: bool = False,
 ) -> Setup:
     """Check the arguments that the loops over pairs share (ValueError), move the model to its
     device and make its optimizer (AdamW, betas 0.9, 0.99, no weight decay)."""
@@ -67,10 +70,13 @@ def prepare(
     check_final(final_learning_rate)
     world = processes(device)
     world.check_enough(batch_size=batch_size)
+    check_shard(shard, model, world)
     world.from_main(lambda: check_folder(out, resume))
     check_trackers(trackers, out)
     world.synchronize(model.to(world.device))
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    twin = sharded_twin(model, world) if shard else None
+    trained = model if twin is None else twin
+    parameters = [p for p in trained.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.99), weight_decay=0)
     settings = {
         "method": method.name,
@@ -91,7 +97,7 @@ def prepare(
     def rate(step: int) -> float:
         return learning_rate * (1 - (1 - final_learning_rate) * step / steps)
 
-    return Setup(optimizer, settings, rate, world)
+    return Setup(optimizer, settings, rate, world, twin)
 
 
 def check_pairs(pairs: Any, batch_size: int, held_out: Any) -> None:
@@ -232,13 +238,15 @@ def update(
     max_grad_norm: float,
     batch: dict[str, Any],
     world: Processes,
+    twin: Any = None,
 ) -> dict[str, float]:
     """One optimizer step on `rows`, in parts of `micro_batch_size`, each process on its share: the
     gradient is that of all.
 
     forward(part) gives tensors with gradient, first dimension the part's rows; objective(rows,
-    tensors) the loss, divided as the whole step says, and its statistics. Returns the loss, the
-    statistics and grad_norm: those of the whole step, from the parts' tensors put together.
+    tensors) the loss, divided as the whole step says, and its statistics. twin: the sharded model
+    that `forward` calls in place of `model`, which follows it. Returns the loss, the statistics and
+    grad_norm: those of the whole step, from the parts' tensors put together.
     Raises NonFiniteError before the weights move.
     """
     optimizer.zero_grad(set_to_none=True)
@@ -246,9 +254,16 @@ def update(
     def backward(own: slice) -> list[list[Tensor]]:
         seen = []
         for part in rows[own].split(micro_batch_size or len(rows)):
-            tensors = forward(part)
+            work = functools.partial(forward, part)
+            tensors = work() if twin is None else world.agree(work)
             objective(part, tensors)[0].backward()
             seen.append([tensor.detach() for tensor in tensors])
+        if twin is not None:
+            # The shares of its weights come together in every process or in none: one that has
+            # fewer parts than another goes along, for a gradient of 0.
+            work = functools.partial(forward, rows[:1])
+            for _ in range(world.most_parts(len(rows), micro_batch_size) - len(seen)):
+                (0.0 * torch.cat([t.flatten() for t in world.agree(work)]).sum()).backward()
         return seen
 
     seen = [part for parts in world.rows(len(rows), backward) for part in parts]
@@ -256,7 +271,7 @@ def update(
     loss, stats = objective(rows, whole)
     statistics = numbers(stats)
     known = {**batch, "statistics": {"loss": loss.item(), **statistics}}
-    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, known, world)
+    norm = apply_gradient(model, optimizer, loss.item(), max_grad_norm, known, world, twin)
     return {"loss": loss.item(), "grad_norm": norm, **statistics}
 
 

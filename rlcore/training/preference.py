@@ -39,6 +39,7 @@ from rlcore.training.pairs import (
 )
 from rlcore.training.processes import ALONE, Processes
 from rlcore.training.record import Recorder, Run
+from rlcore.training.sharding import coupled
 
 
 def train_preference(
@@ -66,6 +67,7 @@ def train_preference(
     threads: int | None = None,
     precision: str = "float32",
     device: str | torch.device | None = None,
+    shard: bool = False,
 ) -> Run:
     r"""Train `model` in place on preference pairs by one row of `rlcore.preferences`.
 
@@ -83,7 +85,7 @@ def train_preference(
     before them, as TRL writes them. task: the task on whose held-out problems the policy's true
     reward is measured, see `evaluate`. The steps of evaluation are as in `train_policy`; without
     both there is none.
-    Other arguments, and what is raised: see `train_sft`.
+    Other arguments, shard too, and what is raised: see `train_sft`.
 
     Metrics per step: loss, grad_norm, learning_rate and the statistics of the method's loss, under
     TRL's names (rewards/chosen, rewards/rejected, rewards/accuracies, rewards/margins,
@@ -117,10 +119,12 @@ def train_preference(
         trackers=trackers,
         device=device,
         precision=precision,
+        shard=shard,
     )
 
-    world = setup.world
-    with using_threads(threads), using_precision(precision):
+    world, trained = setup.world, model if setup.twin is None else setup.twin
+    coupling = coupled(model, setup.twin, setup.optimizer, world)
+    with using_threads(threads), using_precision(precision), coupling:
         at_once = 2 * (micro_batch_size or batch_size)
         kinds = {PreferenceMethod: Paired, UnpairedMethod: Single}
         data: Paired | Single = kinds[type(method)](
@@ -142,12 +146,13 @@ def train_preference(
                 model,
                 setup.optimizer,
                 rows,
-                lambda part: data.forward(model, part),
+                lambda part: data.forward(trained, part),
                 data.loss,
                 micro_batch_size=micro_batch_size and data.per_pair * micro_batch_size,
                 max_grad_norm=max_grad_norm,
                 batch={"rows": rows, "input_ids": data.rows.ids, "mask": data.rows.mask},
                 world=world,
+                twin=setup.twin,
             )
             shown = {"loss": row["loss"], "margin": row.get("rewards/margins")}
             return row, {**shown, "accuracy": row.get("rewards/accuracies")}

@@ -22,6 +22,7 @@ from rlcore.training.adapters import weight_settings
 from rlcore.training.loop import NonFiniteError, Place, apply_gradient, run_loop
 from rlcore.training.processes import processes
 from rlcore.training.record import Recorder, Run
+from rlcore.training.sharding import check_shard, coupled, sharded_twin
 from rlcore.training.tracking import check_trackers
 
 
@@ -46,6 +47,7 @@ def train_sft(
     threads: int | None = None,
     precision: str = "float32",
     device: str | torch.device | None = None,
+    shard: bool = False,
 ) -> Run:
     """Maximise the likelihood of fresh demonstrations; `model` is trained in place.
 
@@ -54,7 +56,8 @@ def train_sft(
     `final_learning_rate` times it along a cosine. Dropout is on where the model has it.
     Metrics per step: loss, grad_norm, tokens, learning_rate.
     Under torchrun the processes share out the batch: the loss and its gradient are those of one
-    process, up to rounding, without dropout, whose masks each process draws for itself.
+    process, up to rounding, without dropout, whose masks each process draws for itself. shard:
+    gradient and optimizer state are shared out over them too (FSDP, `sharding.py`).
     out: a run folder, see `record.py`. resume: go on from its checkpoint, with the same bits as
     without the stop; starts anew when there is none yet. trackers: ("tensorboard",) draws the
     curves in a folder of out too (`pip install .[tensorboard]`).
@@ -73,10 +76,13 @@ def train_sft(
     check_final(final_learning_rate)
     world = processes(device)
     world.check_enough(batch_size=batch_size)
+    check_shard(shard, model, world)
     world.from_main(lambda: check_folder(out, resume))
     check_trackers(trackers, out)
     world.synchronize(model.to(world.device))
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    twin = sharded_twin(model, world) if shard else None
+    trained = model if twin is None else twin
+    parameters = [p for p in trained.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.95), weight_decay=0)
     settings = {
         "method": "sft",
@@ -102,30 +108,34 @@ def train_sft(
         own, tokens = world.share(batch_size), int(mask.sum())
         optimizer.zero_grad(set_to_none=True)
 
-        def backward() -> dict[str, float]:
+        def forward() -> Tensor:
             if world.size > 1:  # dropout: each process has masks of its own, at any step
                 name = f"dropout/{seed}/{place.step}/{world.rank}"
                 torch.manual_seed(random.Random(name).getrandbits(63))
-            model.train()
+            trained.train()
             # Padding is on the right, where a causal model never looks: no mask is needed.
-            with forward_precision(model):
-                logits = model(input_ids=ids[own], use_cache=False).logits
-            model.eval()
+            with forward_precision(trained):
+                logits = trained(input_ids=ids[own], use_cache=False).logits
+            trained.eval()
             logprobs = token_logprobs(logits, ids[own])
             if not bool(logprobs.detach()[mask[own]].isfinite().all()):
                 known = {"logprobs": logprobs.detach().masked_fill(~mask[own], 0.0)}
                 batch = {"input_ids": ids[own], "mask": mask[own], **known}
                 raise NonFiniteError("the loss is not finite", batch)
-            loss, _ = sft_loss(logprobs, mask[own], total=tokens)
+            return sft_loss(logprobs, mask[own], total=tokens)[0]
+
+        def backward() -> dict[str, float]:
+            loss = forward() if twin is None else world.agree(forward)
             loss.backward()
             return {"loss": loss.item()}
 
         loss = world.sum(backward)["loss"]
         known = {"input_ids": ids, "mask": mask, "statistics": {"loss": loss}}
-        norm = apply_gradient(model, optimizer, loss, max_grad_norm, known, world)
+        norm = apply_gradient(model, optimizer, loss, max_grad_norm, known, world, twin)
         return {"loss": loss, "grad_norm": norm, "tokens": tokens}, {"loss": loss}
 
-    with using_threads(threads), using_precision(precision):
+    coupling = coupled(model, twin, optimizer, world)
+    with using_threads(threads), using_precision(precision), coupling:
         return run_loop(
             model,
             tokenizer,

@@ -34,6 +34,7 @@ CASES = [
     *("one row for two processes", "a reward model", "sft"),
     *("shared out", "shared out in parts", "shared out, one row", "shared out, with a critic"),
     *(row.name for row in OVER_PAIRS),
+    *("sft, shared out", "dpo, shared out in parts", "kto, shared out in parts"),
 ]
 
 
@@ -87,6 +88,7 @@ def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) 
     uneven, of unlike length, and split a group), missing rewards, parts, a share without anything.
     """
     one, two = (results["cases"][name][who] for who in ("one", "two"))
+    assert two["sharded"] == ("shared out" in name)
     assert len(one["gradients"]) == len(two["gradients"]) >= 2
     assert float(one["gradients"][0].norm()) > 0.1
     for step, (ours, theirs) in enumerate(zip(two["gradients"], one["gradients"], strict=True)):

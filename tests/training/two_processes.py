@@ -27,7 +27,7 @@ from rlcore import models, training
 from rlcore.algorithms import GRPO, GRPO_MEAN_ONLY, PPO, ROWS, Algorithm, step_totals
 from rlcore.objectives import sft_loss
 from rlcore.objectives.aggregation import AGGREGATIONS
-from rlcore.preferences import REWARD_MODEL
+from rlcore.preferences import DPO, KTO, REWARD_MODEL
 from rlcore.preferences import ROWS as OVER_PAIRS
 from rlcore.tasks import SORT, PreferencePairs, Task, sample_pairs
 from rlcore.training import pairs as pairs_module
@@ -101,11 +101,14 @@ def model(**settings: Any) -> tuple[Any, Any]:
 
 
 def seen(train: Callable[[], training.Run]) -> dict[str, Any]:
-    """Metrics and evaluations of a run, and the gradient of each optimizer step in it."""
+    """Metrics and evaluations of a run, the gradient of each optimizer step in it, and whether the
+    policy's was shared out."""
     gradients: list[torch.Tensor] = []
+    sharded = []
 
     def note(optimizer: Any, *_: Any) -> None:
         grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        sharded.append(all(hasattr(g, "full_tensor") for g in grads))
         whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
         gradients.append(torch.cat([g.flatten().double() for g in whole]))
 
@@ -114,7 +117,12 @@ def seen(train: Callable[[], training.Run]) -> dict[str, Any]:
         run = train()
     finally:
         hook.remove()
-    return {"gradients": gradients, "metrics": run.metrics, "evaluations": run.evaluations}
+    return {
+        "gradients": gradients,
+        "sharded": any(sharded),
+        "metrics": run.metrics,
+        "evaluations": run.evaluations,
+    }
 
 
 @contextmanager
@@ -150,25 +158,39 @@ def cases(world: Processes) -> dict[str, Any]:
         every = {**POLICY, **settings}
         found[name] = both(world, partial(_policy, start, task, row, every))
     short = {**SETTINGS, "steps": 2, "batch_size": 5}
-    found["sft"] = both(world, lambda: training.train_sft(*start(), SORT, **short))
+    for name, settings in (("sft", {}), ("sft, shared out", {"shard": True})):
+        found[name] = both(world, partial(_sft, start, {**short, **settings}))
     over = {**short, "held_out": pairs(3, seed=1), "evaluate_every": 1}
     for method in OVER_PAIRS:
         train = training.train_reward_model if method is REWARD_MODEL else training.train_preference
         found[method.name] = both(world, partial(_over_pairs, train, start, method, over))
+    for method in (DPO, KTO):
+        train = partial(_over_pairs, training.train_preference, start, method)
+        settings = {**over, "shard": True, "micro_batch_size": 1}
+        found[f"{method.name}, shared out in parts"] = both(world, partial(train, settings))
     return found
 
 
+def _alone(settings: dict[str, Any]) -> dict[str, Any]:
+    """Nobody is there to share with, where the loops are those of one process."""
+    if policy_module.processes is processes:
+        return settings
+    return {name: value for name, value in settings.items() if name != "shard"}
+
+
 def _policy(start: Any, task: Task, row: Algorithm, settings: dict[str, Any]) -> training.Run:
-    if policy_module.processes is not processes:
-        settings = {name: value for name, value in settings.items() if name != "shard"}
-    return training.train_policy(*start(), task, row, **settings)
+    return training.train_policy(*start(), task, row, **_alone(settings))
+
+
+def _sft(start: Any, settings: dict[str, Any]) -> training.Run:
+    return training.train_sft(*start(), SORT, **_alone(settings))
 
 
 def _over_pairs(train: Any, start: Any, method: Any, settings: dict[str, Any]) -> training.Run:
     policy, tokenizer = start()
     if method is REWARD_MODEL:
         policy = models.build_scalar_model(policy, seed=0)
-    return train(policy, tokenizer, pairs(9, seed=0), method=method, **settings)
+    return train(policy, tokenizer, pairs(9, seed=0), method=method, **_alone(settings))
 
 
 @cache
