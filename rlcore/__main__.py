@@ -204,6 +204,10 @@ def _parser() -> argparse.ArgumentParser:
         "--shard", action="store_true", default=None,
         help="under torchrun: gradient and optimizer state of the model shared out (FSDP)",
     )  # fmt: skip
+    run.add_argument(
+        "--cuda-graph", action="store_true", default=None,
+        help="on a GPU: sample by one recorded step",
+    )  # fmt: skip
     run.add_argument("--beta", type=_weight, help="KL weight, or 'paper' (default: 0)")
     run.add_argument(
         "--length-alpha", type=_weight, help="of VAPO's lambda, or 'paper' (default: 0.5)"

@@ -42,7 +42,7 @@ OF_PAIRS = ("pairs", "pairs_file")
 OF_POLICY = (
     *("prompts_per_step", "group_size", "updates_per_batch", "max_sampling_rounds"),
     "samples_per_prompt",
-    *("advantages", "beta", "length_alpha", "measure_kl"),
+    *("cuda_graph", "advantages", "beta", "length_alpha", "measure_kl"),
     *("reward_model", "score_normalization"),
     *("critic_learning_rate", "bootstrap_truncated", "value_pretraining_steps"),
 )
@@ -150,6 +150,7 @@ def _online(options: Namespace, world: Processes) -> int:
         score_normalization=normalization,
         **of_critic,
         shard=bool(options.shard),
+        cuda_graph=bool(options.cuda_graph),
         evaluate_every=_every(options, recipe.steps),
         evaluate_n=_n(options),
         evaluate_samples=copies,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlcore.checks import check_temperature, check_whole, shown
 from rlcore.decoding import start_decoding
+from rlcore.graph_decoding import GraphDecoder, check_cuda_graph
 from rlcore.llama import can_share, is_plain_llama, shared_prompt_logits
 from rlcore.models import (
     check_length,
@@ -71,6 +72,7 @@ def sample(
     greedy: bool = False,
     generator: torch.Generator | None = None,
     drop_finished: bool = True,
+    cuda_graph: bool = False,
 ) -> Samples:
     """Sample `group_size` responses to each prompt; rows of one prompt follow each other.
 
@@ -81,12 +83,16 @@ def sample(
     generator: a `torch.Generator`, which is advanced; needed unless greedy. Same state, same
     machine, same thread count: same samples.
     drop_finished: leave finished rows out of the batch, many at once (same samples, less work).
+    cuda_graph: on a GPU, one recorded step for all tokens, see `graph_decoding.py`: quicker where
+    starting the kernels takes longer than computing. Finished rows then stay in the batch.
 
     Raises ValueError for an empty list of prompts or an empty prompt, characters without a token,
     a group_size or max_new_tokens below 1, temperature <= 0 (use greedy=True), a top_k or top_p
-    out of range, and where prompt and max_new_tokens are more than the model has positions for.
+    out of range, where prompt and max_new_tokens are more than the model has positions for, and a
+    cuda_graph for a model that is not on a CUDA device or cannot have its step recorded.
     """
     _check(prompts, group_size, max_new_tokens, temperature, top_k, top_p, greedy, generator)
+    check_cuda_graph(cuda_graph, model)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = _encode_prompts(tokenizer, prompts, device)
     check_length(model, prompt_ids.shape[1] + max_new_tokens)
@@ -102,7 +108,8 @@ def sample(
     entropies = torch.zeros(shape, device=device)
 
     with evaluating(model):
-        step = start_decoding(model, prompt_ids, prompt_mask, group_size, max_new_tokens)
+        start = GraphDecoder if cuda_graph else start_decoding
+        step = start(model, prompt_ids, prompt_mask, group_size, max_new_tokens)
         active = torch.arange(rows, device=device)
         ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of the active rows
         finished = ended.clone()  # of all
@@ -121,7 +128,8 @@ def sample(
             left = len(active) - int(ended.sum())
             if left == 0 or t + 1 == max_new_tokens:
                 break
-            if drop_finished and left <= WORTH_A_MOVE * len(active):
+            worth_it = drop_finished and left <= WORTH_A_MOVE * len(active)
+            if worth_it and not isinstance(step, GraphDecoder):
                 finished[active] = ended
                 keep = (~ended).nonzero()[:, 0]
                 active, tokens, ended = active[keep], tokens[keep], ended[keep]

@@ -42,6 +42,7 @@ def draw(
     group_size: int,
     temperature: float,
     max_rounds: int,
+    cuda_graph: bool = False,
     world: Processes = ALONE,
 ) -> Draw:
     """Draw prompts, sample a group for each, ask what each response earned.
@@ -62,6 +63,7 @@ def draw(
                 max_new_tokens=task.max_new_tokens,
                 temperature=temperature,
                 generator=place.generator,
+                cuda_graph=cuda_graph,
                 world=world,
             )
         if not bool(samples.logprobs.isfinite().all()):
@@ -81,7 +83,8 @@ def draw(
             drawn = Draw(together, judged, kept, metrics)
             break
     if algorithm.advantage == "greedy":
-        answers = greedy_judged(model, tokenizer, task, judge, drawn.samples, place, world)
+        known = (task, judge, drawn.samples, place)
+        answers = greedy_judged(model, tokenizer, *known, cuda_graph, world)
         drawn.greedy = answers.reward
         drawn.metrics["greedy_reward"] = mean(answers.reward)
         drawn.judged.errors += answers.errors
@@ -97,6 +100,7 @@ def sample_together(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator,
+    cuda_graph: bool = False,
     world: Processes,
 ) -> Samples:
     """`sample`, each process for its share of the prompts; all get the samples of all.
@@ -116,6 +120,7 @@ def sample_together(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             generator=generator,
+            cuda_graph=cuda_graph,
         )
         draw_uniforms((len(prompts) - own.stop) * group_size, max_new_tokens, generator)
         return samples
@@ -130,6 +135,7 @@ def greedy_judged(
     judge: Judge,
     samples: Samples,
     place: Place,
+    cuda_graph: bool = False,
     world: Processes = ALONE,
 ) -> Judged:
     """What the most likely answer to each row's prompt earns; it is sampled once for its group."""
@@ -138,8 +144,14 @@ def greedy_judged(
     asked = list(prompts.values())
 
     def some(own: slice) -> Samples:
-        longest = task.max_new_tokens
-        return sample(model, tokenizer, asked[own], max_new_tokens=longest, greedy=True)
+        return sample(
+            model,
+            tokenizer,
+            asked[own],
+            max_new_tokens=task.max_new_tokens,
+            greedy=True,
+            cuda_graph=cuda_graph,
+        )
 
     with place.timings.part("sampling"):
         answers = merge(world.rows(len(asked), some), tokenizer.pad_token_id)

@@ -25,6 +25,7 @@ from rlcore.checks import (
 )
 from rlcore.devices import precision_settings, using_precision, using_threads
 from rlcore.evaluation import evaluate
+from rlcore.graph_decoding import check_cuda_graph
 from rlcore.tasks import Task
 from rlcore.training.adapters import start_of, weight_settings
 from rlcore.training.critic import Critic, critic_settings, start_critic
@@ -65,6 +66,7 @@ def train_policy(
     bootstrap_truncated: bool = False,
     value_pretraining_steps: int | None = None,
     shard: bool = False,
+    cuda_graph: bool = False,
     seed: int,
     evaluate_every: int = 0,
     evaluate_n: int = 512,
@@ -126,6 +128,7 @@ def train_policy(
     and samples, metrics and gradients are those of one process, up to rounding. shard: the policy's
     gradient and optimizer state are shared out over them (FSDP, `sharding.py`), for a model whose
     training does not fit one; the gradient is the same. The critic's are not.
+    cuda_graph: sample by a recorded step, see `sample`; evaluations do not.
 
     Other arguments, and what is raised: see `train_sft`.
 
@@ -170,6 +173,7 @@ def train_policy(
     world = processes(device)
     world.check_enough(prompts_per_step=prompts_per_step)
     check_shard(shard, model, world)
+    check_cuda_graph(cuda_graph, model.to(world.device))
     world.from_main(lambda: check_folder(out, resume))
     check_trackers(trackers, out)
     of_critic = critic_settings(
@@ -209,6 +213,7 @@ def train_policy(
         "seed": seed,
         **weight_settings(model),
         **precision_settings(precision),
+        **({"cuda_graph": True} if cuda_graph else {}),
         **of_reward,
         **of_critic,
     }
@@ -262,6 +267,7 @@ def train_policy(
         advantage_function=advantage_function,
         max_sampling_rounds=max_sampling_rounds,
         samples_every=samples_every,
+        cuda_graph=cuda_graph,
         bootstrap_truncated=bootstrap_truncated,
         value_pretraining_steps=of_critic.get("value_pretraining_steps", 0),
         share=share,

@@ -46,6 +46,7 @@ class PolicyStep:
     advantage_function: Callable[[Tensor, Tensor], Tensor] | None
     max_sampling_rounds: int
     samples_every: int
+    cuda_graph: bool
     bootstrap_truncated: bool
     value_pretraining_steps: int
     share: Callable[[int], float]  # of the learning rate, by step
@@ -65,6 +66,7 @@ class PolicyStep:
             group_size=self.group_size,
             temperature=self.temperature,
             max_rounds=self.max_sampling_rounds,
+            cuda_graph=self.cuda_graph,
             world=self.world,
         )
         samples, judged = drawn.samples, drawn.judged

@@ -152,6 +152,11 @@ def training_step(plan: Plan) -> Iterator[Row]:
         for i, n in enumerate(greedy.lengths.tolist())
     )
     yield Row("training step", "greedy tokens and generate", "equal" if same else "differ", ok=same)
+    if plan.on_gpu:
+        graph = sample(model, tokenizer, prompts, max_new_tokens=16, greedy=True, cuda_graph=True)
+        same = torch.equal(graph.input_ids, greedy.input_ids)
+        said = "equal" if same else "differ"
+        yield Row("training step", "greedy tokens with a CUDA graph and without", said, ok=same)
 
 
 def speed(plan: Plan) -> Iterator[Row]:
@@ -187,6 +192,14 @@ def _sampling(plan: Plan, size: str, model: Any, tokenizer: Any) -> Iterator[Row
         with using_precision("bf16"):
             return own()
 
+    def recorded() -> int:
+        found = _drawn(model, tokenizer, prompts, 8, n, cuda_graph=True)
+        return int(found.lengths.sum())
+
+    def recorded_with_bf16() -> int:
+        with using_precision("bf16"):
+            return recorded()
+
     def generate(**more: Any) -> int:
         model.generate(
             **inputs, max_new_tokens=n, min_new_tokens=n, do_sample=True, top_k=0, **more
@@ -196,7 +209,10 @@ def _sampling(plan: Plan, size: str, model: Any, tokenizer: Any) -> Iterator[Row
     ways: dict[str, Callable[[], int]] = {
         "rlcore, float32": own, "rlcore, bf16": with_bf16, "generate, float32": generate,
     }  # fmt: skip
-    if plan.on_gpu:  # transformers compiles the step, with CUDA graphs
+    if plan.on_gpu:
+        ways["rlcore, float32, a CUDA graph"] = recorded
+        ways["rlcore, bf16, a CUDA graph"] = recorded_with_bf16
+        # transformers compiles the step, with CUDA graphs
         ways["generate, static cache, compiled"] = lambda: generate(cache_implementation="static")
     for name, way in ways.items():
         what = f"sampling, {size}, {plan.batch} x {n}, {name}"
@@ -319,10 +335,10 @@ def _compact(size: str, symbols: str, device: Any, dtype: str = "float32") -> tu
     return model, tokenizer
 
 
-def _drawn(model: Any, tokenizer: Any, prompts: list[str], group: int, n: int) -> Any:
+def _drawn(model: Any, tokenizer: Any, prompts: list[str], group: int, n: int, **more: Any) -> Any:
     return sample(
         model, tokenizer, prompts, group_size=group, max_new_tokens=n,
-        generator=torch.Generator().manual_seed(0),
+        generator=torch.Generator().manual_seed(0), **more,
     )  # fmt: skip
 
 

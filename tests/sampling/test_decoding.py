@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
-from rlcore import decoding, models
+from rlcore import decoding, graph_decoding, models, sampling
 from rlcore.sampling import sample
 
 PADDED = ["352041=", "0=", "98=", "123456=", "5="]
@@ -174,6 +174,65 @@ def test_both_decoders_give_the_same_samples(monkeypatch: pytest.MonkeyPatch) ->
             assert torch.equal(found, wanted)
         else:
             assert found == wanted
+
+
+RECORDABLE = {name: config for name, config in ALL.items() if name != "angles by length"}
+
+
+@pytest.mark.parametrize("name", RECORDABLE)
+@pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
+def test_the_step_of_a_cuda_graph_gives_the_same_samples(
+    name: str, prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step that a GPU records: here it is made without a recording, on the same tensors."""
+    model, tokenizer = build(RECORDABLE[name])
+
+    def samples(**more: Any) -> Any:
+        return sample(
+            model, tokenizer, prompts, group_size=4, max_new_tokens=24,
+            generator=torch.Generator().manual_seed(3), **more,
+        )  # fmt: skip
+
+    without = samples()
+    monkeypatch.setattr(sampling, "check_cuda_graph", lambda *_: None)
+    graph = samples(cuda_graph=True)
+    assert without.lengths.unique().numel() > 3
+    assert torch.equal(graph.input_ids, without.input_ids)
+    assert torch.equal(graph.truncated, without.truncated)
+    torch.testing.assert_close(graph.logprobs, without.logprobs, rtol=0, atol=2e-5)
+
+
+def test_the_tensors_of_a_recorded_step_keep_their_places() -> None:
+    model, _ = build("tiny")
+    ids = torch.tensor([[2, 3, 4], [0, 5, 6]])
+    with torch.no_grad():
+        decoder = graph_decoding.GraphDecoder(model, ids, (ids > 0).long(), 2, 5)
+
+        def places() -> list[int]:
+            cache = [t for layer in decoder.cache.layers for t in (layer.keys, layer.values)]
+            known = [decoder.tokens, decoder.positions, decoder.mask, *cache]
+            return [tensor.data_ptr() for tensor in known]
+
+        before = places()
+        for _ in range(5):
+            decoder.advance(torch.tensor([2, 3, 4, 5]))
+            assert places() == before
+    assert decoder.positions[:, 0].tolist() == [8, 8, 7, 7]
+
+
+def test_a_step_that_cannot_be_recorded_is_an_error() -> None:
+    model, tokenizer = build("tiny")
+    asked: dict[str, Any] = {"max_new_tokens": 2, "greedy": True}
+    with pytest.raises(ValueError, match=r"cuda_graph: found a model on cpu; wanted one on a CUDA"):
+        sample(model, tokenizer, ["1="], **asked, cuda_graph=True)
+    with pytest.raises(ValueError, match=r"cuda_graph: found 1; wanted True or False"):
+        sample(model, tokenizer, ["1="], **asked, cuda_graph=1)
+    by_length, _ = build(ALL["angles by length"])
+    with pytest.raises(ValueError, match=r"cuda_graph: found rotary angles of type 'dynamic'"):
+        graph_decoding.check_recordable(by_length)
+    window = transformers.MistralConfig(**{**SHAPE, "sliding_window": 8})
+    with pytest.raises(ValueError, match=r"cuda_graph: found a cache of StaticSlidingWindowLayer"):
+        graph_decoding.check_recordable(build(window)[0])
 
 
 def hooked(model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlcore.devices import using_precision
 from rlcore.lora import Lora, add_lora
 from rlcore.sampling import response_logprobs, sample
 from rlcore.training import row, train_policy
@@ -38,6 +39,39 @@ def test_samples_and_logprobs_are_those_of_the_cpu(make) -> None:
         outs.append(out)
     assert outs[0].texts == outs[1].texts
     torch.testing.assert_close(outs[0].logprobs, outs[1].logprobs.cpu(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_cuda_graph_gives_the_same_samples(make, precision) -> None:
+    """Again after the weights have moved: nothing of them is kept in the recording."""
+    model, tokenizer = make(size="tiny", device="cuda")
+    prompts = ["12=", "3=", "4567="]
+    for _ in range(2):
+        with using_precision(precision):
+            pair = [
+                sample(
+                    model, tokenizer, prompts, group_size=16, max_new_tokens=24,
+                    generator=torch.Generator().manual_seed(0), cuda_graph=graph,
+                )
+                for graph in (False, True)
+            ]  # fmt: skip
+        width = min(out.logprobs.shape[1] for out in pair)
+        same = pair[0].input_ids[:, :width] == pair[1].input_ids[:, :width]
+        assert same.float().mean() > 0.95  # a draw may lie at a boundary
+        if precision == "float32":
+            gap = (pair[0].logprobs[:, :width] - pair[1].logprobs[:, :width])[:, 0].abs().max()
+            assert gap < 1e-4
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.5)
+
+
+def test_a_run_trains_by_a_cuda_graph(coin, make) -> None:
+    run = train_policy(
+        *make(device="cuda"), coin, row("scst"), **SETTINGS, device="cuda", cuda_graph=True
+    )
+    assert run.finished
+    assert run.settings["cuda_graph"]
 
 
 def test_a_run_trains_and_resumes_on_the_gpu(coin, make, tmp_path) -> None:
