@@ -7,6 +7,8 @@ operation to the next.
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -17,9 +19,11 @@ from torch.autograd.function import once_differentiable
 from rlcore.objectives._checks import check_number, describe, is_dense, to_float
 
 Function = TypeVar("Function", bound=Callable)
+Room = Tensor | None  # to leave a result in
 
 SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
 LEAST = 2**14  # and at least so many, below which starting an operation costs more than it does
+FORWARD, BACKWARD = 2, 3  # slices of logits that have to be copied, at least: see `_slices`
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 INTEGERS = (*SIGNED, torch.uint32, torch.uint16, torch.uint8)
 CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs nothing beside it
@@ -69,8 +73,7 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
         found = low if low < 0 else high
         raise ValueError(f"input_ids must lie in [0, {vocabulary - 1}] (V of logits); got {found}")
     following = ids.roll(-1, dims=1)  # [:, t] is the token at t+1; the last is dropped
-    scores = _TokenLogprobs.apply(logits, following.flatten(), temperature)
-    return scores.view(batch, length)[:, :-1]
+    return cast(Tensor, _TokenLogprobs.apply(logits, following, temperature))
 
 
 def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -86,7 +89,7 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
         raise ValueError(f"logits must be floating and of shape (..., V); got {describe(logits)}")
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have a vocabulary axis; got shape {tuple(logits.shape)}")
-    return _Entropy.apply(logits, temperature).view(logits.shape[:-1])
+    return cast(Tensor, _Entropy.apply(logits, temperature))
 
 
 def check_temperature(temperature: float) -> float:
@@ -106,23 +109,35 @@ def _are_logits(values: Any) -> bool:
     return is_dense(values) and values.is_floating_point() and not values.is_meta
 
 
-def _slices(logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """The logits (..., V) as tables (n, V), with the rows of (N,) that each of them is.
+def _slices(logits: Tensor, *rows: Tensor | None, least: int) -> Iterator[tuple[Any, ...]]:
+    """The logits (..., V) as tables (n, V), each with its part of all the ``rows`` (N, ...).
 
     Views, never a copy: logits that were cut out of larger ones (`logits[:, -T:]`) are not one
     table (N, V), so their parts are taken one after the other.  What is done to a row does not
-    depend on the rows beside it, so the slices change no result.
+    depend on the rows beside it, so the slices change no result.  Narrow logits are copied into
+    float32 slice by slice, in ``least`` slices or more, so that a copy is small beside them (and,
+    in the backward pass, together with their gradient).
     """
+    vocabulary = logits.shape[-1]
     cores = torch.get_num_threads() if logits.device.type == "cpu" else CORES_OF_A_GPU
-    size = SLICE * cores
-    if logits.itemsize < 4:  # slices are copied: small ones, beside a small gradient
-        size = min(size, max(logits.numel() // 3, LEAST))
-    step = max(1, size // logits.shape[-1])
-    start = 0
-    for table in _tables(logits):
-        for part in table.split(step):
-            yield slice(start, start + len(part)), part
-            start += len(part)
+    step = max(1, SLICE * cores // vocabulary)
+    if logits.itemsize < 4:
+        share = math.ceil(logits.shape[:-1].numel() / least)
+        step = min(step, max(share, LEAST // vocabulary, 1))
+    tables = _tables(logits)
+    sizes = [_sizes(len(table), step) for table in tables]
+    parts = map(Tensor.split_with_sizes, tables, sizes)  # half the cost of `split`
+    each = list(itertools.chain.from_iterable(sizes))
+    columns = (
+        itertools.repeat(None) if row is None else row.split_with_sizes(each) for row in rows
+    )
+    return zip(itertools.chain.from_iterable(parts), *columns, strict=False)
+
+
+def _sizes(rows: int, step: int) -> list[int]:
+    """Rows of each slice of a table; of an empty one, of one slice."""
+    whole, rest = divmod(rows, step)
+    return [step] * whole + ([rest] if rest or not whole else [])
 
 
 def _tables(logits: Tensor) -> list[Tensor]:
@@ -136,30 +151,35 @@ class _Scale(NamedTuple):
     """What is done to logits before their softmax."""
 
     temperature: float
-    shift: Tensor | None = None  # (N,), taken off each row, which changes no softmax
+    shift: Tensor | None = None  # (N, 1), taken off each row, which changes no softmax
 
 
-def _wide(table: Tensor, part: slice, scale: _Scale) -> Tensor:
+def _wide(table: Tensor, shift: Tensor | None, temperature: float) -> Tensor:
     """Logits over the temperature, in float32 or wider: the table itself where it is that."""
     wide = to_float(table)
-    if scale.shift is not None:
-        wide = wide - scale.shift[part, None]
-    return wide if scale.temperature == 1 else wide / scale.temperature
+    if shift is not None:
+        wide = wide - shift
+    return _over(wide, temperature)
+
+
+def _over(values: Tensor, temperature: float) -> Tensor:
+    return values if temperature == 1 else values / temperature
 
 
 def _within_range(
-    compute: Callable[[_Scale], Tensor], logits: Tensor, temperature: float
-) -> tuple[Tensor, _Scale]:
-    """What ``compute`` gives for each row, (N,).  A temperature below 1 may carry logits out of the
-    range, to inf - inf; the rows where it did are computed again from their distances to their
-    largest, the others stay as they are, to the bit."""
+    compute: Callable[[_Scale], list[Tensor]], logits: Tensor, temperature: float
+) -> tuple[list[Tensor], _Scale]:
+    """What ``compute`` gives, a result for each row, (N, 1), and what goes with it.  A temperature
+    below 1 may carry logits out of the range, to inf - inf; the rows where it did are computed
+    again from their distances to their largest, the others stay as they are, to the bit."""
     scale = _Scale(temperature)
-    result = compute(scale)
-    if temperature < 1 and bool(result.sum().isnan()):
-        largest = torch.cat([to_float(table).amax(dim=-1) for _, table in _slices(logits)])
-        scale = _Scale(temperature, torch.where(result.isnan(), largest, 0.0))
-        result = compute(scale)
-    return result, scale
+    found = compute(scale)
+    if temperature < 1 and bool(found[0].sum().isnan()):
+        tables = _slices(logits, least=FORWARD)
+        largest = torch.cat([to_float(table).amax(dim=-1, keepdim=True) for (table,) in tables])
+        scale = _Scale(temperature, torch.where(found[0].isnan(), largest, 0.0))
+        found = compute(scale)
+    return found, scale
 
 
 def _without_autocast(function: Function) -> Function:
@@ -175,31 +195,35 @@ def _without_autocast(function: Function) -> Function:
     return cast(Function, wrapped)
 
 
-def _rows(logits: Tensor) -> Tensor:
-    """Room for a number per row, (N, 1)."""
-    rows = logits.shape[:-1].numel()
-    width = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    return torch.empty(rows, 1, dtype=width, device=logits.device)
+def _join(rows: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    """What was found for the rows of each slice, as columns (N, 1)."""
+    return [torch.cat(column) for column in zip(*rows, strict=True)]
+
+
+def _no_view(values: Tensor) -> Tensor:
+    """The same, no longer a view in the eyes of autograd, which lets nobody change a view in place
+    that was made inside of a function."""
+    return values.data
 
 
 def _gradient(
-    logits: Tensor, gradient: Tensor, scale: _Scale, change: Callable[..., Tensor]
+    logits: Tensor, gradient: Tensor, scale: _Scale, change: Callable[..., Tensor], *rows: Tensor
 ) -> Tensor:
-    """The gradient of the logits, from that of their rows (N,).  ``change`` computes it for a table
-    of scaled logits and leaves it in ``out``; the other place it may use is ``room``, the table
-    itself if that is a copy.  Whatever the logits of a row without gradient hold, it stays 0."""
+    """The gradient of the logits, from that of their rows, (N, 1).  ``change`` computes it for a
+    table of scaled logits, from its part of the ``rows`` (N, 1), whose first is 0 where the
+    gradient is, and leaves it in ``out``; the other place it may use is ``room``, the table itself
+    if that is a copy.  Whatever the logits of a row without gradient hold, it stays 0."""
     result = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     flat = result.view(-1, logits.shape[-1])
-    idle = (gradient == 0).nonzero()[:, 0]
-    for part, table in _slices(logits):
-        place = flat[part]
-        if len(idle) > 0 and not bool(gradient[part].any()):
+    idle = gradient.logical_not().nonzero()[:, 0]
+    for table, place, shift, *own in _slices(logits, flat, scale.shift, *rows, least=BACKWARD):
+        if len(idle) >= len(table) > 0 and not bool(own[0].any()):
             place.zero_()
             continue
-        scores = _wide(table, part, scale)
+        scores = _wide(table, shift, scale.temperature)
         room = None if scores is table else scores
         out = place if place.dtype == scores.dtype else None
-        found = change(part, scores, room, out)
+        found = change(scores, room, out, *own)
         if out is None:
             place.copy_(found)
         del scores, room, found  # before the next ones are made
@@ -209,93 +233,98 @@ def _gradient(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Logits (..., V), ids (N,) -> log softmax(logits / temperature) at ids, (N,)."""
+    """Logits (B, T, V), ids (B, T) -> log softmax(logits / temperature) at ids, but for those of
+    the last position, (B, T-1)."""
 
     @staticmethod
     @_without_autocast
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        ids = ids[:, None]
-        top, size, chosen = (_rows(logits) for _ in range(3))
+        shape, ids = ids.shape, ids.reshape(-1, 1)
 
-        def compute(scale: _Scale) -> Tensor:
-            for part, table in _slices(logits):
-                scores = _wide(table, part, scale)
-                torch.amax(scores, dim=-1, keepdim=True, out=top[part])
-                torch.gather(scores, 1, ids[part], out=chosen[part])
+        def compute(scale: _Scale) -> list[Tensor]:
+            rows: list[tuple[Tensor, ...]] = []
+            for table, shift, own in _slices(logits, scale.shift, ids, least=FORWARD):
+                scores = _wide(table, shift, scale.temperature)
+                top, chosen = scores.amax(dim=-1, keepdim=True), scores.gather(1, own)
                 room = None if scores is table else scores
-                scores = _below(scores, top[part], room).exp_()
-                torch.sum(scores, dim=-1, keepdim=True, out=size[part])
+                scores = _below(scores, top, room).exp_()
+                rows.append((chosen, top, scores.sum(dim=-1, keepdim=True)))
                 del scores, room  # before the next ones are made
-            return (chosen - top).sub_(size.log())[:, 0]
+            chosen, top, size = _join(rows)
+            return [(chosen - top).sub_(size.log()), top, size]
 
-        result, ctx.scale = _within_range(compute, logits, temperature)
+        (result, top, size), ctx.scale = _within_range(compute, logits, temperature)
         ctx.save_for_backward(logits, ids, top, size)
-        return result
+        return _no_view(result.view(shape)[:, :-1])
 
     @staticmethod
     @once_differentiable
     @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, ids, top, size = ctx.saved_tensors
-        push = gradient[:, None] / ctx.scale.temperature
-        share = push / -size
 
-        def change(part: slice, scores: Tensor, room: Tensor | None, out: Tensor | None) -> Tensor:
+        def change(scores: Tensor, room: Room, out: Room, *own: Tensor) -> Tensor:
+            push, share, own_top, own_ids = own
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
-            weights = _below(scores, top[part], room if out is None else out).exp_()
-            return weights.mul_(share[part]).scatter_add_(1, ids[part], push[part])
+            weights = _below(scores, own_top, room if out is None else out).exp_()
+            return weights.mul_(share).scatter_add_(1, own_ids, push)
 
-        return _gradient(logits, gradient, ctx.scale, change), None, None
+        gradient = torch.constant_pad_nd(gradient, (0, 1)).reshape(-1, 1)
+        push = _over(gradient, ctx.scale.temperature)
+        rows = push, push / -size, top, ids
+        return _gradient(logits, gradient, ctx.scale, change, *rows), None, None
 
 
 class _Entropy(torch.autograd.Function):
-    """Logits (..., V) -> entropy of softmax(logits / temperature), (N,)."""
+    """Logits (..., V) -> entropy of softmax(logits / temperature), (...)."""
 
     @staticmethod
     @_without_autocast
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        top, size, mean = (_rows(logits) for _ in range(3))
-
-        def attempt(scale: _Scale, *, bounded: bool) -> Tensor:
-            for part, table in _slices(logits):
-                scores = _wide(table, part, scale)
-                torch.amax(scores, dim=-1, keepdim=True, out=top[part])
+        def attempt(scale: _Scale, *, bounded: bool) -> list[Tensor]:
+            rows: list[tuple[Tensor, ...]] = []
+            for table, shift in _slices(logits, scale.shift, least=FORWARD):
+                scores = _wide(table, shift, scale.temperature)
+                top = scores.amax(dim=-1, keepdim=True)
                 room = None if scores is table else scores
-                below = _below(scores, top[part], room, bounded=bounded)
+                below = _below(scores, top, room, bounded=bounded)
                 weights = below.exp()
-                torch.sum(weights, dim=-1, keepdim=True, out=size[part])
-                torch.linalg.vecdot(weights, below, out=mean[part, 0])
+                size = weights.sum(dim=-1, keepdim=True)
+                rows.append((top, size, weights.mul_(below).sum(dim=-1, keepdim=True)))
                 del scores, room, below, weights  # before the next ones are made
+            top, size, mean = _join(rows)
             mean.div_(size)
             # log p_v = below_v - log size, so H = log size - E[below]: no term < 0
-            return (size.log() - mean)[:, 0]
+            return [size.log() - mean, top, size, mean]
 
-        def compute(scale: _Scale) -> Tensor:
-            result = attempt(scale, bounded=False)
-            ctx.bounded = bool(result.sum().isnan())  # 0 log 0, for one
-            return attempt(scale, bounded=True) if ctx.bounded else result
+        def compute(scale: _Scale) -> list[Tensor]:
+            found = attempt(scale, bounded=False)
+            ctx.bounded = bool(found[0].sum().isnan())  # 0 log 0, for one
+            return attempt(scale, bounded=True) if ctx.bounded else found
 
-        result, ctx.scale = _within_range(compute, logits, temperature)
-        ctx.save_for_backward(logits, top, size, mean)
-        return result
+        (result, *rows), ctx.scale = _within_range(compute, logits, temperature)
+        ctx.save_for_backward(logits, *rows)
+        return _no_view(result.view(logits.shape[:-1]))
 
     @staticmethod
     @once_differentiable
     @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, top, size, mean = ctx.saved_tensors
-        share = gradient[:, None] / ctx.scale.temperature / -size
 
-        def change(part: slice, scores: Tensor, room: Tensor | None, out: Tensor | None) -> Tensor:
+        def change(scores: Tensor, room: Room, out: Room, *own: Tensor) -> Tensor:
+            share, own_top, own_mean = own
             # dH/dz_v = -p_v (log p_v + H) = -p_v (below_v - E[below])
-            below = _below(scores, top[part], room, bounded=ctx.bounded)
+            below = _below(scores, own_top, room, bounded=ctx.bounded)
             weights = torch.exp(below, out=out)
-            return weights.mul_(below.sub_(mean[part])).mul_(share[part])
+            return weights.mul_(below.sub_(own_mean)).mul_(share)
 
-        return _gradient(logits, gradient, ctx.scale, change), None
+        gradient = gradient.reshape(-1, 1)
+        share = _over(gradient, ctx.scale.temperature) / -size
+        return _gradient(logits, gradient, ctx.scale, change, share, top, mean), None
 
 
-def _below(scores: Tensor, top: Tensor, room: Tensor | None, *, bounded: bool = False) -> Tensor:
+def _below(scores: Tensor, top: Tensor, room: Room, *, bounded: bool = False) -> Tensor:
     """How far scores (n, V) lie below the largest of their row, (n, 1), in ``room`` if there is
     some.  ``bounded``: kept finite, so that 0 log 0 is 0 for a score of -inf.
 
