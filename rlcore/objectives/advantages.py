@@ -168,6 +168,10 @@ def equal_groups(rewards: Rewards, group_ids: Tensor | Sequence[int]) -> EqualGr
     ids, whether each is all equal, and their share.  Missing rewards do not count; a group left
     with one reward or none is all equal.  The share is TRL's ``frac_reward_zero_std``.
 
+    Who has the ``group_advantages`` of the same rewards can read it off them: with
+    ``scale="group"`` a group's are all 0 if its rewards are all equal, and only then (unless
+    ``eps`` is so large that they round to 0).
+
     ValueError: the top of this module.
     """
     groups = by_prompt(rewards, group_ids)

@@ -7,7 +7,7 @@ ours   the functions of `rlcore.objectives`, with all their checks, and their st
 trl    TRL's own code, nothing taken out: a trainer's method driven on a stub whose model gives the
        tensors (what it also does, such as putting prompt and completion together, is included), or
        a function of `trl.trainer.utils`, or, where TRL has the lines inside a long method, those
-full   ours, and all that TRL's side logs beyond it
+full   ours, and all that TRL's side logs beyond it, in plain torch where we have no name for it
 bare   the formula alone in plain torch: no check, no statistics, any mask believed
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,8 +130,8 @@ def one_process() -> SimpleNamespace:
     )
 
 
-def trl_policy(batch: Rollout, **settings: Any) -> Side:
-    """GRPOTrainer._compute_loss on a stub."""
+def trl_policy(batch: Rollout, *, weighted_kl: bool = True, **settings: Any) -> Side:
+    """GRPOTrainer._compute_loss on a stub; weighted_kl: TRL's use_bias_correction_kl."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     arguments = {
@@ -145,7 +145,9 @@ def trl_policy(batch: Rollout, **settings: Any) -> Side:
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (batch.logprobs, batch.entropies, None),
         **arguments,
-        args=SimpleNamespace(use_bias_correction_kl=True, delta=None, steps_per_generation=1),
+        args=SimpleNamespace(
+            use_bias_correction_kl=weighted_kl, delta=None, steps_per_generation=1
+        ),
         model=SimpleNamespace(training=True),
         accelerator=one_process(),
         current_gradient_accumulation_steps=1,
@@ -196,19 +198,29 @@ def our_policy(batch: Rollout, *, full: bool = False, **settings: Any) -> Side:
 
 
 @torch.no_grad()
-def clipped_extremes(batch: Rollout, **settings: Any) -> tuple[float, float] | None:
-    """TRL's clip_ratio/low_min and high_max: over the responses, not the tokens."""
-    if settings.get("surrogate", "clip") != "clip":
+def clipped_extremes(
+    batch: Rollout,
+    *,
+    surrogate: str = "clip",
+    ratio_level: str = "token",
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    **_: Any,
+) -> tuple[float, float] | None:
+    """TRL's clip_ratio/low_min and high_max: over the responses, not the tokens.
+
+    In plain torch, as someone would who wants them beside policy_loss: the ratio, which TRL's lines
+    have from its loss, is computed again. Padding has ratio 1, which no range leaves out.
+    """
+    if surrogate != "clip":
         return None
-    level = settings.get("ratio_level", "token")
-    ratio = ours.importance_ratio(batch.logprobs, batch.old, batch.mask, level=level)
-    low, high = ours.fixed_clip_range(
-        settings.get("epsilon_low", 0.2), settings.get("epsilon_high", 0.2)
-    )
-    advantage = batch.advantages[:, None]
-    lengths = batch.mask.sum(dim=1)
-    below = ((ratio < low) & (advantage < 0)).sum(dim=1) / lengths
-    above = ((ratio > high) & (advantage > 0)).sum(dim=1) / lengths
+    ratio, lengths = batch.logprobs - batch.old, batch.mask.sum(dim=1)
+    if ratio_level == "sequence":
+        ratio, lengths = ratio.sum(dim=1, keepdim=True) / lengths[:, None], torch.ones(())
+    ratio.exp_()
+    advantage = batch.advantages
+    below = ratio.lt(1 - epsilon_low).sum(dim=1) / lengths * (advantage < 0)
+    above = ratio.gt(1 + epsilon_high).sum(dim=1) / lengths * (advantage > 0)
     return below.min().item(), above.max().item()
 
 
@@ -307,18 +319,20 @@ POLICY = (
 
 def kl_sides(size: Size) -> Sides:
     batch = rollout(size)
+    batch = replace(batch, advantages=torch.zeros_like(batch.advantages))
     mask = batch.mask
 
     def one() -> Values:
         kl = ours.kl_per_token(batch.logprobs, batch.ref, mask)
         return gradient(ours.aggregate(kl, mask, how="token_mean"), batch.logprobs)
 
-    def two() -> Values:  # grpo_trainer.py, _compute_loss
+    def bare() -> Values:  # grpo_trainer.py, _compute_loss
         new, ref = batch.logprobs, batch.ref
         kl = torch.exp(ref - new) - (ref - new) - 1
         return gradient((kl * mask).sum() / mask.sum().clamp(min=1.0), new)
 
-    return Sides(ours=one, trl=two)
+    two = trl_policy(batch, loss_type="dapo", beta=1.0, weighted_kl=False)
+    return Sides(ours=one, trl=two, bare=bare)
 
 
 KL = Case(
@@ -327,8 +341,11 @@ KL = Case(
         "ours": "aggregate(kl_per_token(...)), forward and backward: two functions for use on "
         "their own, each of which reads the mask and checks its arguments; in a loss, policy_loss "
         "does both at once (GRPO loss with KL)",
-        "trl": "the lines of GRPOTrainer._compute_loss, forward and backward, which is no function "
-        "of its own there: nothing is read or checked",
+        "trl": "the least that TRL can be asked for a KL and its gradient: the whole of "
+        "GRPOTrainer._compute_loss, forward and backward, with advantages 0 and beta 1, so that "
+        "its loss is the mean KL; it computes a policy's loss and statistics along the way",
+        "bare": "the three lines for the KL inside of that method, forward and backward: no "
+        "function of their own there, nothing is read or checked",
     },
     kl_sides,
     (Size(8, 32), Size(32, 128), Size(128, 512), Size(512, 2048)),
@@ -355,8 +372,10 @@ def advantage_sides(size: Size) -> Sides:
         return (torch.nan_to_num(advantages, nan=0.0),)
 
     def full() -> Values:
-        ours.equal_groups(rewards, ids).share.item()
-        return one()
+        (advantages,) = one()
+        informative = advantages.view(-1, group).any(dim=1)
+        _ = 1 - informative.count_nonzero().item() / len(informative)
+        return (advantages,)
 
     def bare() -> Values:
         table = rewards.view(-1, group)
@@ -373,7 +392,9 @@ ADVANTAGES = Case(
         "missing or infinite (an error), in float64, the same bits however the rows are shuffled",
         "trl": "the lines of GRPOTrainer._generate_and_score_completions: groups by position, all "
         "of one size; also the share of groups without spread",
-        "full": "ours, and equal_groups for that share",
+        "full": "ours, and that share as well, by position too, from the advantages: a group's are "
+        "all 0 if its rewards are all equal, and only then (equal_groups finds the same by id, "
+        "from the rewards alone)",
         "bare": "std_mean by position, missing rewards not provided for",
     },
     advantage_sides,

@@ -75,6 +75,35 @@ def test_a_side_that_computes_something_else_is_found(case: cases.Case) -> None:
         assert cases.differences(sides, case.tolerance)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_extremes_beside_the_loss_are_those_of_trl(
+    level: str, sign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of responses of which some tokens, but not all, leave the range."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    seen: dict[str, list[float]] = {}
+    compute = GRPOTrainer._compute_loss
+
+    def loss(trainer: Any, *rest: Any) -> torch.Tensor:
+        result = compute(trainer, *rest)
+        seen.update(trainer._metrics["train"])
+        return result
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", loss)
+    batch = cases.rollout(cases.Size(4, 64))
+    batch.advantages.abs_().mul_(sign)
+    batch.old.sub_(0.25 * sign * batch.mask * (batch.old < -0.3))
+    ends = {"epsilon_low": 0.2, "epsilon_high": 0.28}
+    cases.trl_policy(batch, importance_sampling_level=level, **ends)()
+    found = cases.clipped_extremes(batch, ratio_level=level, **ends)
+    assert found == pytest.approx((*seen["clip_ratio/low_min"], *seen["clip_ratio/high_max"]))
+    if level == "token":
+        assert 0 < found[0 if sign < 0 else 1] < 1
+    assert cases.clipped_extremes(batch, surrogate="capped") is None
+
+
 def test_the_cases_reach_from_small_to_large() -> None:
     assert len({case.name for case in cases.CASES}) == len(cases.CASES)
     for case in cases.POLICY:
@@ -206,7 +235,7 @@ def test_what_the_command_writes_and_shows(tmp_path: Path) -> None:
     assert entry["case"] == "KL, k3"
     assert entry["size"] == {"rows": 8, "tokens": 32, "dtype": "float32"}
     assert entry["rounds"] >= 3
-    for side in ("ours", "trl"):
+    for side in ("ours", "trl", "bare"):
         numbers = entry["sides"][side]
         assert numbers["computes"]
         assert numbers["seconds"] > 0
