@@ -8,6 +8,8 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
+from rlcore.locks import is_held
+
 SEEDS = 2**63  # torch takes no larger seed
 
 
@@ -75,7 +77,8 @@ def brief(error: Exception) -> str:
 
 
 def check_folder(out: Any, resume: bool) -> None:
-    """ValueError for a resume without a folder, for no folder, and for one with another run."""
+    """ValueError for a resume without a folder, for no folder, and for one with another run, or
+    that a run is writing now."""
     if resume and out is None:
         raise ValueError("resume: needs out, the folder of the run to go on with")
     if out is not None and not os.fspath(out):
@@ -84,7 +87,16 @@ def check_folder(out: Any, resume: bool) -> None:
         for path in (Path(out), *Path(out).parents):
             if path.exists() and not path.is_dir():
                 raise ValueError(f"out: {str(out)!r} cannot be a folder: {str(path)!r} is a file")
+    if out is not None and is_held(out):
+        raise in_use(out)
     if out is not None and not resume and (Path(out) / "run.json").exists():
         raise ValueError(
             f"out: {str(out)!r} already holds a run; resume=True (--resume) goes on with it"
         )
+
+
+def in_use(out: Any) -> ValueError:
+    """The error for a folder that is being written."""
+    return ValueError(
+        f"out: {str(out)!r} is being written by another run; wanted a folder of its own, or its end"
+    )

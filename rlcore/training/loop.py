@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,7 @@ def run_loop(
     checkpoints.
     divided: what of each step the processes share out, and how many. The main one alone evaluates
     and writes; a signal to any of them stops all after the same step.
+    The folder is locked meanwhile: ValueError where another run is writing it.
     Raises NonFiniteError, and WriteError where the folder takes no more (a full disk): both have
     the run so far as `run`, and the last good checkpoint stays.
     """
@@ -123,11 +125,14 @@ def run_loop(
     run, path = recorder.run, recorder.checkpoint
     place = Place(0, random.Random(f"{title}/{seed}"), torch.Generator().manual_seed(seed))
     kept = {"model": checkpointed(model), "optimizer": optimizer, **(extra or {})}
-    with seeded(seed), deferred_interrupt(world.size > 1) as stop:
+    with recorder.alone(), seeded(seed), deferred_interrupt(world.size > 1) as stop:
         seconds, good = 0.0, None  # the last good checkpoint's
         saved = None
         if resume and path is not None:
             saved = world.from_main(lambda: read_checkpoint(path, run.settings))
+            if saved is None and world.is_main:  # also without a bar: it may be another folder
+                said = f"resume: {path.parent} holds no checkpoint; the run starts anew"
+                print(said, file=sys.stderr, flush=True)
         if saved is not None:
             try:
                 for name, part in kept.items():

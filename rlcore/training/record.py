@@ -3,7 +3,8 @@
 The folder holds `run.json` (settings, command, seed, versions, device, commit, times),
 `metrics.jsonl` (one line per step), `evaluations.jsonl`, `samples.jsonl` (a few responses with
 reward and advantage), `errors.jsonl` (where the verifier failed, and on what), `timings.jsonl`,
-`checkpoint.pt`, and at the end `model/`; with a tracker its folder, such as `tensorboard/`.
+`checkpoint.pt`, and at the end `model/`; with a tracker its folder, such as `tensorboard/`. On
+`.lock` the run has a lock, see `rlcore.locks`: two at once do not write one folder.
 
 Timings are seconds on the clock: of a step (`seconds`) and of its parts (sampling, judging,
 reference, critic, update, where it has them), and of an evaluation or a checkpoint between the step
@@ -19,7 +20,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,9 @@ from typing import Any
 
 import torch
 
+from rlcore.checks import in_use
 from rlcore.files import WriteError, append, sync, unwritten, write_whole
+from rlcore.locks import Lock, hold
 from rlcore.training.checkpoint import write_checkpoint
 from rlcore.training.processes import Processes
 from rlcore.training.tracking import Trackers
@@ -92,6 +95,24 @@ class Recorder:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise unwritten("run folder ", self.folder, error) from error
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """In the block the folder is this run's; ValueError where another one is writing it."""
+        lock = self.world.agree(self._hold)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _hold(self) -> Lock | None:
+        if self.folder is None:
+            return None
+        lock = hold(self.folder)
+        if lock is None:
+            raise in_use(self.folder)
+        return lock
 
     @property
     def checkpoint(self) -> Path | None:

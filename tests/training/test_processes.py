@@ -147,6 +147,7 @@ def test_an_error_in_one_process_is_the_error_of_all(results) -> None:
         )
         assert said["few pairs"].startswith("ValueError; batch_size: found 1 for 2 processes")
         assert said["unlike"].startswith("ValueError; seed: found ")
+        assert "held' is being written by another run" in said["held"]
 
 
 def test_a_number_that_is_not_finite_in_one_process_stops_both(results, folder) -> None:

@@ -340,8 +340,10 @@ def test_resuming_a_finished_run_returns_it(coin, make, tmp_path) -> None:
         assert torch.equal(a, b)
 
 
-def test_resume_without_a_checkpoint_starts_anew(coin, make, tmp_path) -> None:
+def test_resume_without_a_checkpoint_starts_anew_and_says_so(coin, make, tmp_path, capsys) -> None:
     run = train_policy(*make(), coin, row("grpo"), **POLICY, out=tmp_path / "new", resume=True)
+    said = f"resume: {tmp_path / 'new'} holds no checkpoint; the run starts anew\n"
+    assert capsys.readouterr().err == said
     assert run.metrics == train_policy(*make(), coin, row("grpo"), **POLICY).metrics
 
 

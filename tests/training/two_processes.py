@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rlcore import models, training
+from rlcore import checks, models, training
 from rlcore.algorithms import GRPO, GRPO_MEAN_ONLY, PPO, ROWS, Algorithm, step_totals
+from rlcore.locks import hold
 from rlcore.objectives import sft_loss
 from rlcore.objectives.aggregation import AGGREGATIONS
 from rlcore.preferences import DPO, KTO, REWARD_MODEL
@@ -239,7 +240,7 @@ class Stubborn(Exception):
         super().__init__(what)
 
 
-def errors(world: Processes) -> dict[str, str]:
+def errors(world: Processes, folder: Path) -> dict[str, str]:
     """What each process says where one of them fails: (kind, words, notes)."""
 
     def second(error: Exception) -> Callable[[], None]:
@@ -258,7 +259,20 @@ def errors(world: Processes) -> dict[str, str]:
     def settings(**changes: Any) -> Callable[[], Any]:
         return partial(_policy, model, TASK, PLAIN, {**POLICY, **changes})
 
+    def held() -> None:
+        """A folder that another run takes after the check of the arguments."""
+        true, checks.is_held = checks.is_held, lambda place: False
+        folder.joinpath("held").mkdir(exist_ok=True)
+        lock = hold(folder / "held") if world.is_main else None
+        try:
+            run(folder / "held")
+        finally:
+            checks.is_held = true
+            if lock is not None:
+                lock.release()
+
     attempts = {
+        "held": held,
         "second": lambda: world.gather(second(ValueError("no such thing"))),
         "main": lambda: world.from_main(main(OSError("disk full"))),
         "stubborn": lambda: world.gather(second(Stubborn("so", "and so"))),
@@ -358,7 +372,7 @@ def main(mode: str, folder: Path) -> None:
         "naive": naive(world),
         "a19": a19(world),
     }
-    said = errors(world)
+    said = errors(world, folder)
     results["errors"] = world.gather(lambda: said)
     told = stops(world, folder)
     results["stops"] = world.gather(lambda: told)
