@@ -63,9 +63,10 @@ def evaluate(options: argparse.Namespace) -> int:
     task = get_task(options.task)
     n = 512 if options.n is None else options.n
     temperature = 1.0 if options.temperature is None else options.temperature
-    model, tokenizer = pretrained.load_pretrained(
-        options.model, revision=options.revision, device=options.device
-    )
+    with command.naming("--model"):
+        model, tokenizer = pretrained.load_pretrained(
+            options.model, revision=options.revision, device=options.device
+        )
     task = command.framed(options, task, tokenizer)
     with using_threads(options.threads):
         result = evaluation.evaluate(
@@ -159,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", metavar="FIELD=VALUE",
         help="another choice in the row, such as epsilon_high=0.28; may be given several times",
     )  # fmt: skip
-    run.add_argument("--resume", action="store_true", help="go on where --out stopped")
+    run.add_argument(
+        "--resume", action="store_true", help="go on where --out stopped (nothing there: start)"
+    )
     run.add_argument(
         "--tracker", action="append", default=[], help="draw the curves there too: tensorboard"
     )
@@ -214,6 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     recipe = run.add_argument_group("instead of the recipe's")
     recipe.add_argument("--size", help="nano, tiny, small or medium")
+    recipe.add_argument("--batch-size", type=int, metavar="PAIRS", help="of a step over pairs")
     whole = ("sft-steps", "sft-batch-size", "steps", "prompts-per-step", "group-size", "pairs")
     for name, kind in (
         *((name, int) for name in whole),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import re
 import runpy
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from rlcore import algorithms, models, preferences, training
-from rlcore.checks import check_folder, check_seed, check_temperature, check_whole
+from rlcore.checks import check_folder, check_seed, check_temperature, check_whole, shown
 from rlcore.devices import using_threads
 from rlcore.lora import Lora, add_lora
 from rlcore.pretrained import is_known, load_pretrained
@@ -38,7 +41,7 @@ OF_ALL_BUT_SFT = (
     *("evaluate_every", "n", "temperature"),
 )
 OF_PRETRAINED = ("revision", "chat", "max_new_tokens")  # of --start
-OF_PAIRS = ("pairs", "pairs_file")
+OF_PAIRS = ("pairs", "pairs_file", "batch_size")
 OF_POLICY = (
     *("prompts_per_step", "group_size", "updates_per_batch", "max_sampling_rounds"),
     "samples_per_prompt",
@@ -47,6 +50,8 @@ OF_POLICY = (
     *("critic_learning_rate", "bootstrap_truncated", "value_pretraining_steps"),
 )
 METHODS = {row.name: row for row in preferences.ROWS}
+ONLINE = tuple(row.name for row in (*algorithms.ROWS, algorithms.GRPO_MEAN_ONLY))
+NAMES = ("sft", *ONLINE, *METHODS)
 TEXTS = ("name", "title", "source", "notes")  # of a row: what it is called, no choice of it
 AnyRow = TypeVar("AnyRow", bound=algorithms.Algorithm | preferences.Method)
 
@@ -54,6 +59,10 @@ AnyRow = TypeVar("AnyRow", bound=algorithms.Algorithm | preferences.Method)
 def train(options: Namespace) -> int:
     """The status of the command, see `main`."""
     name = options.algorithm
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        meant = f", perhaps {near[0]}" if near else ""
+        raise ValueError(f"algorithm: found {shown(name)}; wanted one of {', '.join(NAMES)}{meant}")
     if name == "sft":
         _refuse(options, name, *OF_ALL_BUT_SFT, *OF_PAIRS, *OF_POLICY, "set")
     elif name in METHODS:
@@ -117,7 +126,8 @@ def _online(options: Namespace, world: Processes) -> int:
     world.from_main(lambda: check_folder(options.out, options.resume))
     task, function, reward_model = get_task(options.task), _function(options.advantages), None
     if options.reward_model is not None:
-        reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
+        with naming("--reward-model"):
+            reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
     row = _row(options, reward_model is not None, world)
     training.check_trainable(row, task, reward_model=reward_model, advantage_function=function)
     of_critic = {
@@ -165,6 +175,8 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     scalar = isinstance(method, preferences.RewardModelMethod)
     kind = "reward" if scalar else "preference"
     own = {f"{kind}_{name}": v for name, v in _given(options, "steps", "learning_rate").items()}
+    if options.batch_size is not None:
+        own["preference_batch_size"] = options.batch_size
     recipe = training.recipe(options.task, **{**_changes(options, *OF_SFT, "pairs"), **own})
     settings = recipe.reward_settings() if scalar else recipe.preference_settings()
     world.from_main(lambda: check_folder(options.out, options.resume))
@@ -234,13 +246,23 @@ def _start(
 
 def _load(options: Namespace, scalar: bool = False) -> tuple[Any, Any]:
     """The model of --start."""
-    return load_pretrained(
-        options.start,
-        revision=options.revision,
-        lora=None if options.lora is None or scalar else Lora(options.lora),
-        seed=options.seed,
-        device=options.device,
-    )
+    with naming("--start (--model)"):
+        return load_pretrained(
+            options.start,
+            revision=options.revision,
+            lora=None if options.lora is None or scalar else Lora(options.lora),
+            seed=options.seed,
+            device=options.device,
+        )
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """What is wrong with the model that an option names is said of the option."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(re.sub("^(path|name):", f"{option}:", str(error))) from error
 
 
 def framed(options: Namespace, task: Task, tokenizer: Any) -> Task:

@@ -143,12 +143,18 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "ppo2", "--task", "sort", "--out", "OUT"], "algorithm must be one of .*grpo"),
+        (
+            ["train", "ppo2", "--task", "sort", "--out", "OUT"],
+            "algorithm: found 'ppo2'; wanted one of sft, .*grpo, .*reward-model, dpo, .*, "
+            "perhaps ppo$",
+        ),
+        (["train", "reward_model", *GOOD[2:]], "wanted one of .*, perhaps reward-model$"),
+        (["train", "chess", *GOOD[2:]], "algorithm: found 'chess'; wanted one of .*, kto$"),
         (
             ["train", "gdpo", "--task", "sort", "--out", "OUT"],
             "task: 'sort' has one reward, gdpo takes several; wanted .* such as sort-box",
         ),
-        ([*GOOD, "--reward-model", "nowhere"], "'nowhere' is not a model folder"),
+        ([*GOOD, "--reward-model", "no"], "error: --reward-model: 'no' is not a model folder"),
         ([*GOOD, "--score-normalization", "start"], "score_normalization: grpo has no score"),
         ([*GOOD, "--score-normalization", "all"], "score_normalization: found 'all'; wanted one"),
         ([*GOOD, "--critic-learning-rate", "1"], "critic_learning_rate: grpo has no critic"),
@@ -202,6 +208,11 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
             "not a model folder",
         ),
         ([*GOOD, "--pairs", "8"], "--pairs has no meaning with grpo"),
+        ([*GOOD, "--batch-size", "8"], "--batch-size has no meaning with grpo"),
+        (
+            ["train", "reward-model", "--task", "reviews", "--out", "OUT", "--batch-size", "0"],
+            "preference_batch_size: found 0",
+        ),
         (
             ["train", "dpo", "--task", "reviews", "--out", "OUT", "--group-size", "4"],
             "--group-size has no meaning with dpo",
@@ -238,13 +249,16 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
         ([*GOOD, "--start", "nowhere"], "--size has no meaning with --start"),
         (
             ["train", "grpo", "--task", "sort", "--out", "OUT", "--start", "no"],
-            "not a model folder",
+            r"error: --start \(--model\): 'no' is not a model folder",
         ),
         (
             ["train", "sft", "--task", "sort", "--out", "OUT", "--steps", "3"],
             "--steps has no meaning",
         ),
-        (["evaluate", "--task", "sort", "--model", "nowhere"], "is not a model folder"),
+        (
+            ["evaluate", "--task", "sort", "--model", "no"],
+            "--model: 'no' is not a model folder",
+        ),
         (["evaluate", "--task", "sort"], "required: --model"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required"),
@@ -270,6 +284,17 @@ def test_a_folder_in_use_is_refused_before_any_training(tmp_path, capsys) -> Non
     assert main(["train", "grpo", "--task", "sort", *out, *SMALL]) == 0
     assert main(["train", "grpo", "--task", "sort", *out, *SMALL]) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_resume_of_nothing_starts_and_says_so(tmp_path, capsys) -> None:
+    """A job's script passes --resume always; a misspelt folder must not pass for the old one."""
+    words = ["train", "grpo", "--task", "sort", "--out", str(tmp_path / "run"), *SMALL, "--resume"]
+    assert main(words) == 0
+    said = capsys.readouterr().err.splitlines()
+    wanted = "resume: {} holds no checkpoint; the run starts anew"
+    assert said == [wanted.format(tmp_path / "run" / "start"), wanted.format(tmp_path / "run")]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_start_of_another_task_is_an_error(tmp_path, capsys) -> None:
@@ -382,10 +407,12 @@ PAIRED = ["--task", "reviews", "--sft-steps", "20", "--sft-batch-size", "16", "-
 def test_the_command_trains_a_reward_model_and_ppo_climbs_it(tmp_path, capsys) -> None:
     """From the same start; the command of the reward model is what the notebook does."""
     judge, out = tmp_path / "judge", tmp_path / "run"
-    assert main(["train", "reward-model", *PAIRED, "--out", str(judge)]) == 0
+    words = ["train", "reward-model", *PAIRED, "--batch-size", "48", "--out", str(judge)]
+    assert main(words) == 0
     said = capsys.readouterr().out
     assert "step 3: held-out pairs: loss" in said
-    setup = recipe("reviews", size="nano", sft_steps=20, sft_batch_size=16, reward_steps=3)
+    setup = recipe("reviews", size="nano", sft_steps=20, sft_batch_size=16, reward_steps=3,
+                   preference_batch_size=48)  # fmt: skip
     quiet = {"progress": False, "threads": 1, "device": "cpu"}
     model, tokenizer, task, _ = sft_start(setup, seed=0, **quiet)
     pairs = load_pairs(judge / "pairs.jsonl")
@@ -411,17 +438,18 @@ def test_the_command_trains_a_reward_model_and_ppo_climbs_it(tmp_path, capsys) -
 def test_the_command_trains_on_pairs(name: str, tmp_path, capsys) -> None:
     """Stopped nowhere and gone on: the same run; the pairs of a file are those of the start."""
     out = tmp_path / "run"
-    words = ["train", name, *PAIRED, "--learning-rate", "1e-3"]
+    words = ["train", name, *PAIRED, "--learning-rate", "1e-3", "--batch-size", "16"]
     assert main([*words, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "step 3: held-out true reward: greedy" in said
     first = read_run(out)
+    assert first.settings["batch_size"] == 16
     assert first.settings["learning_rate"] == 1e-3
     assert main([*words, "--out", str(out), "--resume"]) == 0
     assert read_run(out).metrics == first.metrics
     again = ["train", name, "--task", "reviews", "--start", str(out / "start" / "model"),
              "--pairs-file", str(out / "pairs.jsonl"), "--learning-rate", "1e-3", *PAIRED[8:10],
-             *PAIRED[12:]]  # fmt: skip
+             *PAIRED[12:], "--batch-size", "16"]  # fmt: skip
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
     assert read_run(tmp_path / "again").metrics == first.metrics
 
