@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from rlcore.checks import check_positive
+from rlcore.checks import check_positive, shown
 from rlcore.tasks.limit import Call, limited
 
 SPLITS = ("train", "held-out")
@@ -18,6 +18,9 @@ LARGEST_REWARD = 1e100  # beyond it squares, and so standard deviations, overflo
 
 class VerifierUnavailable(OSError):
     """A verifier that cannot work on this machine at all: unlike other errors it stops a run."""
+
+
+PASSED_ON = (VerifierUnavailable, KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class Task:
     problem(rng) draws a problem. solution(problem) is a right response.
     demonstration(problem, rng) is what the teacher of SFT writes, right or wrong.
     verify(problem, response) is the reward in [0, 1], or None where it abstains; a response is
-    text from outside: it is compared, never evaluated, and a malformed one is worth 0. It may have
-    a method many(problems, responses) -> [(reward, what to name or None), ...], to be asked of a
-    batch at once; what is named is listed among a run's errors, beside a reward that counts.
+    text from outside: it is compared, never evaluated, and a malformed one is worth 0. Nothing
+    holds a verifier to that range, which is its own business: any finite number is trained on as it
+    is, what is called accuracy is then its mean, and correct still means 1. It may have a method
+    many(problems, responses) -> [(reward, what to name or None), ...], to be asked of a batch at
+    once; what is named is listed among a run's errors, beside a reward that counts.
     key(problem) decides the split: problems with one key are all in "train" or all in "held-out".
 
     rewards(problem, response), where a task has several rewards: one for each of reward_names, None
@@ -118,10 +123,11 @@ class Task:
 def rate(task: Task, prompt: str, response: str) -> tuple[float, str | None]:
     """(reward, error) of a response: what the verifier says, or NaN for a missing reward.
 
-    None and NaN mean that it abstains. A verifier that raises, that needs more than
-    `task.verifier_timeout`, or returns something that is not a finite number of at most
-    `LARGEST_REWARD`, does not stop a run: the reward is missing, and the error says why.
-    One that cannot work here at all does: VerifierUnavailable is passed on.
+    None and NaN mean that it abstains. A verifier that raises (SystemExit too, as a program does
+    that it calls), that needs more than `task.verifier_timeout`, or returns something that is not a
+    finite number of at most `LARGEST_REWARD`, does not stop a run: the reward is missing, and the
+    error says why. One that cannot work here at all does: VerifierUnavailable is passed on, and so
+    is KeyboardInterrupt.
     """
     return rate_all(task, [prompt], [response])[0]
 
@@ -139,9 +145,9 @@ def rate_all(
             if len(found) != len(responses):
                 raise ValueError(f"the verifier returned {len(found)} of {len(responses)} rewards")
             return found
-        except VerifierUnavailable:
+        except PASSED_ON:
             raise
-        except Exception as error:
+        except BaseException as error:
             return [(math.nan, f"{type(error).__name__}: {error}")] * len(responses)
     with limited(task.verifier_timeout) as call:
         return [_rate(task, call, *pair) for pair in zip(prompts, responses, strict=True)]
@@ -150,9 +156,9 @@ def rate_all(
 def _rate(task: Task, call: Call, prompt: str, response: str) -> tuple[float, str | None]:
     try:
         return _number(call(task.verify, prompt, response), "the verifier"), None
-    except VerifierUnavailable:
+    except PASSED_ON:
         raise
-    except Exception as error:  # any error of a verifier is the verifier's
+    except BaseException as error:  # any error of a verifier is the verifier's
         return math.nan, f"{type(error).__name__}: {error}"
 
 
@@ -170,7 +176,9 @@ def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...]
             values = dict(call(task.rewards, prompt, response))
         if set(values) != set(task.reward_names):
             raise ValueError(f"rewards returned {sorted(values)}, not {list(task.reward_names)}")
-    except Exception as error:
+    except PASSED_ON:
+        raise
+    except BaseException as error:
         return (math.nan,) * len(task.reward_names), f"{type(error).__name__}: {error}"
     rewards, first = [], None
     for name in task.reward_names:
@@ -183,8 +191,13 @@ def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...]
 
 
 def _number(value: Any, who: str) -> float:
-    """NaN for None. ValueError for what is beyond `LARGEST_REWARD`."""
-    reward = math.nan if value is None else float(value)
+    """NaN for None. ValueError for what is no number, text too, or is beyond `LARGEST_REWARD`."""
+    if value is None:
+        return math.nan
+    try:
+        reward = math.inf if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        reward = math.inf
     if abs(reward) > LARGEST_REWARD:
-        raise ValueError(f"{who} returned {reward}")
+        raise ValueError(f"{who} returned {shown(value)}; wanted a number, or None to abstain")
     return reward

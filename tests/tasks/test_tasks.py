@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import random
 import re
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from rlcore.tasks import TASKS, Task, get_task, letters, rate, rate_each, reviews, sort_box
 from rlcore.tasks import robot as robot_board
 from rlcore.tasks import sort as sort_digits
+from rlcore.tasks.task import VerifierUnavailable
 
 RUNS_PROGRAMS = pytest.mark.skipif(
     sys.platform != "linux", reason="formula is verified in the sandbox, which needs Linux"
@@ -280,7 +283,12 @@ def test_one_reward_cannot_be_rated_as_several() -> None:
         (lambda p, r: 1 / 0, (None, None), "ZeroDivisionError"),
         (lambda p, r: None, (None, None), "TypeError"),
         (lambda p, r: {"a": 1e200, "b": 3}, (None, 3.0), "ValueError: a returned 1e\\+200"),
-        (lambda p, r: {"a": "x", "b": math.nan}, (None, None), "ValueError: could not convert"),
+        (
+            lambda p, r: {"a": "x", "b": math.nan},
+            (None, None),
+            "ValueError: a returned 'x'",
+        ),
+        (lambda p, r: sys.exit(3), (None, None), "SystemExit: 3"),
     ],
 )
 def test_several_rewards_that_fail_are_missing(rewards, found, said) -> None:
@@ -290,6 +298,47 @@ def test_several_rewards_that_fail_are_missing(rewards, found, said) -> None:
     assert (error is None) == (said is None)
     if said is not None:
         assert re.match(said, error)
+
+
+class Several:
+    """A verifier that is asked of a batch at once."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, problem: str, response: str) -> float:
+        raise self.error
+
+    def many(self, problems: list[str], responses: list[str]) -> list[tuple[float, None]]:
+        raise self.error
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("timeout", [None, 10.0])
+def test_only_an_interrupt_and_a_missing_verifier_get_through(several, timeout) -> None:
+    """What else a verifier raises is its own failure, SystemExit too, in any thread."""
+
+    def verifier(error: BaseException) -> Task:
+        given = Several(error)
+        return replace(
+            get_task("sort"),
+            verify=given if several else given.__call__,
+            rewards=given.__call__,
+            reward_names=("a",),
+            verifier_timeout=timeout,
+        )
+
+    for error in (SystemExit(1), GeneratorExit(), asyncio.CancelledError()):
+        task, name = verifier(error), type(error).__name__
+        for ask in (rate, rate_each):
+            assert str(ask(task, "352041=", "0")[1]).startswith(f"{name}: ")
+            with ThreadPoolExecutor() as pool:  # no alarm there
+                found = pool.submit(ask, task, "352041=", "0").result()
+            assert str(found[1]).startswith(f"{name}: ")
+    for stop in (KeyboardInterrupt, VerifierUnavailable):
+        for ask in (rate, rate_each):
+            with pytest.raises(stop):
+                ask(verifier(stop()), "352041=", "0")
 
 
 def test_answers_of_sort_filler_are_cut_four_times_in_nine() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,9 +265,13 @@ def test_all_rewards_missing(coin, make) -> None:
     ("bad", "said"),
     [
         (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda: sys.exit("no more"), "SystemExit: no more"),
         (lambda: float("inf"), "ValueError: the verifier returned inf"),
-        (lambda: "right", "ValueError: could not convert string to float: 'right'"),
-        (lambda: {}, "TypeError: float"),
+        (lambda: "right", "ValueError: the verifier returned 'right'; wanted a number, or None"),
+        (lambda: "1", "ValueError: the verifier returned '1'; wanted a number"),
+        (lambda: {}, "ValueError: the verifier returned {}; wanted a number"),
+        (lambda: torch.ones(2), "ValueError: the verifier returned a Tensor of shape (2,)"),
+        (lambda: 10**400, "ValueError: the verifier returned 1"),
         (lambda: -1e308, "ValueError: the verifier returned -1e+308"),
     ],
 )
