@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,11 @@ from rlcore.locks import is_held
 SEEDS = 2**63  # torch takes no larger seed
 
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
-
-
 def shown(value: Any) -> str:
     """A value as an error message shows it: in short, however large it is."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"a {type(value).__name__} of shape {tuple(value.shape)} and dtype {value.dtype}"
-    try:
-        return _SHORT.repr(value)
-    except ValueError:  # Python writes no int of more than 4300 digits
-        return f"a number that is too long to be shown ({type(value).__name__})"
+    from rlcore.objectives._checks import short  # which loads torch: only where there is an error
+
+    return short(value, longest=100)
 
 
 def check_whole(at_least: int, **values: int | None) -> None:

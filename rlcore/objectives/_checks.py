@@ -35,13 +35,20 @@ class _Short(reprlib.Repr):
             return f"{'-' if x < 0 else ''}0x{abs(x) >> (x.bit_length() - 32):x}..."
 
 
-def describe(value: Any) -> str:
-    """A short description of what was passed, for an error message."""
+def short(value: Any, longest: int = 30) -> str:
+    """A value as an error message shows it, however large it is; texts up to so many characters."""
     if isinstance(value, Tensor):
         layout = "" if value.layout == torch.strided else f" and layout {value.layout}"
         device = " and no values (device meta)" if value.is_meta else ""
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}{layout}{device}"
-    return f"{_Short().repr(value)} ({type(value).__name__})"
+    writer = _Short()
+    writer.maxstring = writer.maxother = longest
+    return writer.repr(value)
+
+
+def describe(value: Any) -> str:
+    """A short description of what was passed, for an error message: with its type."""
+    return short(value) + ("" if isinstance(value, Tensor) else f" ({type(value).__name__})")
 
 
 def is_dense(value: Any) -> bool:

@@ -270,7 +270,7 @@ def test_all_rewards_missing(coin, make) -> None:
         (lambda: "right", "ValueError: the verifier returned 'right'; wanted a number, or None"),
         (lambda: "1", "ValueError: the verifier returned '1'; wanted a number"),
         (lambda: {}, "ValueError: the verifier returned {}; wanted a number"),
-        (lambda: torch.ones(2), "ValueError: the verifier returned a Tensor of shape (2,)"),
+        (lambda: torch.ones(2), "ValueError: the verifier returned a tensor of shape (2,)"),
         (lambda: 10**400, "ValueError: the verifier returned 1"),
         (lambda: -1e308, "ValueError: the verifier returned -1e+308"),
     ],
