@@ -20,12 +20,12 @@ def coin_flip(problem: str, response: str) -> float:
     return float(sum(map(ord, response)) % 2 == 0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def coin() -> Task:
     return replace(SORT, name="coin", verify=coin_flip)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> Callable[..., tuple[Any, Any]]:
     """make(**settings of build_model) -> (model, tokenizer), the same each time."""
 

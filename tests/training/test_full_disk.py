@@ -41,12 +41,14 @@ POLICY = {
 LOGS = ("metrics", "evaluations", "samples", "errors")
 
 
-@pytest.fixture(autouse=True)
-def no_git(monkeypatch) -> None:
-    monkeypatch.setattr(record, "commit", lambda: "0" * 40)
+@pytest.fixture(autouse=True, scope="module")
+def no_git() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "commit", lambda: "0" * 40)
+        yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def go(coin, make) -> Callable[..., tuple[Run, torch.nn.Module]]:
     """go(out, **changes) trains the same run each time, or what is left of it."""
 
@@ -62,10 +64,10 @@ def go(coin, make) -> Callable[..., tuple[Run, torch.nn.Module]]:
     return train
 
 
-@pytest.fixture
-def whole(go, tmp_path: Path) -> tuple[Path, torch.Tensor]:
+@pytest.fixture(scope="module")
+def whole(go, tmp_path_factory) -> tuple[Path, torch.Tensor]:
     """The undisturbed run: its folder and its weights."""
-    out = tmp_path / "whole"
+    out = tmp_path_factory.mktemp("undisturbed") / "whole"
     return out, weights(go(out)[1])
 
 

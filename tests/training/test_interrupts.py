@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.__main__ import main
-from rlcore.training import checkpoint, draw, read_run, record, row, train_policy, update
+from rlcore.training import Run, checkpoint, draw, read_run, record, row, train_policy, update
 from rlcore.training.record import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,12 +53,20 @@ def weights(model: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.fixture(scope="module")
+def undisturbed(coin, make) -> tuple[Run, torch.Tensor]:
+    """The run that nobody stops, and its weights."""
+    model, tokenizer = make()
+    return train_policy(model, tokenizer, coin, row("grpo"), **POLICY), weights(model)
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 @pytest.mark.parametrize("phase", PHASES)
-def test_an_interrupt_in_each_phase(phase, signals, coin, make, tmp_path, monkeypatch) -> None:
+def test_an_interrupt_in_each_phase(
+    phase, signals, coin, make, undisturbed, tmp_path, monkeypatch
+) -> None:
     owner, name, when, *steps = PHASES[phase]
-    whole_model, _ = make()
-    whole = train_policy(whole_model, make()[1], coin, row("grpo"), **POLICY, out=tmp_path / "w")
+    whole, wanted = undisturbed
     seen = {"n": 0}
 
     def interrupting(function: Any) -> Any:
@@ -90,13 +98,15 @@ def test_an_interrupt_in_each_phase(phase, signals, coin, make, tmp_path, monkey
     assert not [path.name for path in out.rglob("*.tmp")]
     again, _ = make()
     rest = train_policy(again, tokenizer, coin, row("grpo"), **POLICY, out=out, resume=True)
-    assert torch.equal(weights(again), weights(whole_model))
+    assert torch.equal(weights(again), wanted)
     for log in ("metrics", "evaluations", "samples", "errors"):
         assert getattr(rest, log) == getattr(whole, log), log
         assert read_lines(out / f"{log}.jsonl") == getattr(whole, log), log
 
 
-def test_sigterm_finishes_the_step_and_is_then_what_it_was(coin, make, tmp_path) -> None:
+def test_sigterm_finishes_the_step_and_is_then_what_it_was(
+    coin, make, undisturbed, tmp_path
+) -> None:
     """The handler of the caller's is called after everything is written down."""
     seen, heard = {"n": 0}, []
 
@@ -120,7 +130,7 @@ def test_sigterm_finishes_the_step_and_is_then_what_it_was(coin, make, tmp_path)
     assert heard == [(signal.SIGTERM, True)]
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 2
     rest = train_policy(*make(), coin, row("grpo"), **POLICY, out=tmp_path, resume=True)
-    assert rest.metrics == train_policy(*make(), coin, row("grpo"), **POLICY).metrics
+    assert rest.metrics == undisturbed[0].metrics
 
 
 def test_the_command_ends_after_sigterm_and_goes_on(tmp_path: Path) -> None:
