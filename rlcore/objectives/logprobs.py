@@ -68,7 +68,7 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     if logits.numel() == 0:
         raise ValueError(f"logits must hold at least one row and one word; got {describe(logits)}")
     ids = input_ids.long()
-    low, high = (int(end) for end in ids.aminmax())
+    low, high = (end.item() for end in ids.aminmax())
     if low < 0 or high >= vocabulary:
         found = low if low < 0 else high
         raise ValueError(f"input_ids must lie in [0, {vocabulary - 1}] (V of logits); got {found}")
@@ -330,5 +330,5 @@ def _below(scores: Tensor, top: Tensor, room: Room, *, bounded: bool = False) ->
 
     The exponential of it and its sum are all there is to a softmax, and torch is quicker at them
     than at its own."""
-    below = torch.sub(scores, top, out=room)
+    below = scores.sub_(top) if room is scores else torch.sub(scores, top, out=room)
     return below.clamp_(min=torch.finfo(below.dtype).min) if bounded else below
