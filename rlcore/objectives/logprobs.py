@@ -68,12 +68,14 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     if logits.numel() == 0:
         raise ValueError(f"logits must hold at least one row and one word; got {describe(logits)}")
     ids = input_ids.long()
-    low, high = (end.item() for end in ids.aminmax())
-    if low < 0 or high >= vocabulary:
-        found = low if low < 0 else high
-        raise ValueError(f"input_ids must lie in [0, {vocabulary - 1}] (V of logits); got {found}")
+    if logits.device.type != "cpu":
+        _check_range(ids, vocabulary)
     following = ids.roll(-1, dims=1)  # [:, t] is the token at t+1; the last is dropped
-    return cast(Tensor, _TokenLogprobs.apply(logits, following, temperature))
+    try:
+        return cast(Tensor, _TokenLogprobs.apply(logits, following, temperature))
+    except RuntimeError:
+        _check_range(ids, vocabulary)  # `gather` looks at every id, on the CPU
+        raise
 
 
 def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
@@ -90,6 +92,14 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     if logits.shape[-1] == 0:
         raise ValueError(f"logits must have a vocabulary axis; got shape {tuple(logits.shape)}")
     return cast(Tensor, _Entropy.apply(logits, temperature))
+
+
+def _check_range(ids: Tensor, vocabulary: int) -> None:
+    """ValueError: an id that is no word of the vocabulary."""
+    low, high = (int(end) for end in ids.aminmax())
+    if low < 0 or high >= vocabulary:
+        found = low if low < 0 else high
+        raise ValueError(f"input_ids must lie in [0, {vocabulary - 1}] (V of logits); got {found}")
 
 
 def check_temperature(temperature: float) -> float:
