@@ -3,10 +3,10 @@
 `start_decoding` reads the prompts, each once for its whole group, and gives a decoder; its `logits`
 (rows, V) are those of the next token, `advance` appends one token to each row, and `keep` leaves
 rows out. A model of transformers is called for each token. For a Llama whose arithmetic is known to
-the last detail, the same layers are computed here from the model's own weights: queries, keys and
-values in one product, keys and values written to their place instead of appended by copying all
-that came before, no mask where there is no padding. That is where most of the time of a compact
-model goes.
+the last detail, the same layers are computed here from the model's own weights, by fewer calls:
+queries, keys and values in one product, the weights of a norm in those that follow it, keys and
+values written to their place instead of appended by copying all that came before, no mask where
+there is no padding. That is where most of the time of a compact model goes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from rlcore.models import padding
 
 BLOCK = 64  # columns by which a cache grows at least
 WIDE = 16  # columns that a processor's softmax takes at once
-PLAIN_LOOP = (
-    400  # numbers in a matrix up to which torch.bmm takes a plain loop instead of a library
-)
+PLAIN_LOOP = 400  # numbers in a matrix below which torch.bmm takes a plain loop, not a library
 
-Attend = Callable[["_Layer", Tensor, Tensor, Tensor], Tensor]
-# Queries, keys and values (rows, n, heads, D) of a layer -> what the heads read, (rows, n, d).
+Attend = Callable[["_Layer", Tensor, Tensor], Tensor]
+# Queries (rows, n, heads, D), keys and values (rows, n, 2, key heads, D) of a layer -> what the
+# heads read, (rows, n, d).
 
 
 def start_decoding(
@@ -86,17 +85,14 @@ class ModelDecoder:
 
 @dataclass
 class _Layer:
-    """The weights of a layer as decoding uses them; all but `qkv` are the model's own."""
+    """Copies of a layer's weights, (inputs, outputs); those of a norm are in what follows it."""
 
-    input_norm: Tensor
-    qkv: Tensor  # (query, key and value heads * D, d)
+    qkv: Tensor  # (d, query, key and value heads * D)
     output: Tensor
-    feed_norm: Tensor
     gate: Tensor
     up: Tensor
     down: Tensor
-    keys: Tensor  # (rows, key heads, columns, D)
-    values: Tensor
+    cache: Tensor  # (2, rows, key heads, columns, D), keys and values
 
 
 class LlamaDecoder:
@@ -109,20 +105,25 @@ class LlamaDecoder:
         self, model: Any, ids: Tensor, mask: Tensor, group_size: int, max_new_tokens: int
     ) -> None:
         config, body = model.config, model.model
-        self.eps = config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = body.layers[0].self_attn.head_dim
-        self.embedding, self.norm, self.head = (
-            body.embed_tokens.weight,
-            body.norm.weight,
-            model.lm_head.weight,
+        self.embedding = body.embed_tokens.weight
+        self.least_norm = self.embedding.new_tensor(
+            (self.embedding.shape[1] * config.rms_norm_eps) ** 0.5
         )
+        self.head = self._after_norm(model.lm_head.weight, body.norm.weight)
         prompts, self.length = ids.shape
         self.longest = self.length + max_new_tokens
         self.turns = angles(model, self.longest)
-        room = self.length + min(max_new_tokens, BLOCK)
-        self.shape = (prompts * group_size, self.kv_heads, room, self.head_dim)
-        self.layers = [self._read(layer) for layer in body.layers]
+        # Fewer columns than these take longer: so many are looked at, the last ones with weight 0.
+        self.least = max(WIDE, -(-PLAIN_LOOP // self.head_dim))
+        self.room = max(self.length + min(max_new_tokens, BLOCK), self.least)
+        # In one tensor, whose memory a small run gets back at its next call without new pages.
+        caches = self.embedding.new_empty(
+            len(body.layers), 2, prompts * group_size, self.kv_heads, self.room, self.head_dim
+        )
+        caches[:, 1, ..., self.length : self.least, :] = 0  # 0 times NaN would be NaN
+        self.layers = [self._read(*pair) for pair in zip(body.layers, caches, strict=True)]
         self.positions: Tensor | None = None  # (rows,), where rows differ
         self.mask: Tensor | None = None  # (rows, columns), added to the scores
         turns, seen = self.turns[: self.length, None], None
@@ -137,12 +138,13 @@ class LlamaDecoder:
             self.mask = torch.zeros_like(hidden, dtype=self.embedding.dtype)
             self.mask.masked_fill_(hidden, -torch.inf)
 
-        def attend(layer: _Layer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            queries, keys, values = (part.transpose(1, 2) for part in (queries, keys, values))
-            for cache, part in ((layer.keys, keys), (layer.values, values)):
-                cache.unflatten(0, (prompts, group_size))[..., : self.length, :] = part[:, None]
+        def attend(layer: _Layer, queries: Tensor, both: Tensor) -> Tensor:
+            both = both.permute(2, 0, 3, 1, 4)
+            copies = layer.cache.unflatten(1, (prompts, group_size))
+            copies[..., : self.length, :] = both[:, :, None]
+            keys, values = both
             attended = F.scaled_dot_product_attention(
-                queries,
+                queries.transpose(1, 2),
                 keys,
                 values,
                 attn_mask=seen,
@@ -155,97 +157,95 @@ class LlamaDecoder:
         logits = self._forward(ids, turns, attend)
         self.logits = logits.repeat_interleave(group_size, 0)
 
-    def _read(self, layer: Any) -> _Layer:
+    def _read(self, layer: Any, cache: Tensor) -> _Layer:
         attention, feed = layer.self_attn, layer.mlp
         pairs = [
             side_by_side(weight, self.head_dim)
             for weight in (attention.q_proj.weight * attention.scaling, attention.k_proj.weight)
         ]
+        before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         return _Layer(
-            input_norm=layer.input_layernorm.weight,
-            qkv=torch.cat([*pairs, attention.v_proj.weight]),
-            output=attention.o_proj.weight,
-            feed_norm=layer.post_attention_layernorm.weight,
-            gate=feed.gate_proj.weight,
-            up=feed.up_proj.weight,
-            down=feed.down_proj.weight,
-            keys=self.embedding.new_empty(self.shape),
-            values=self.embedding.new_empty(self.shape),
+            qkv=self._after_norm(torch.cat([*pairs, attention.v_proj.weight]), before),
+            output=attention.o_proj.weight.t().contiguous(),
+            gate=self._after_norm(feed.gate_proj.weight, between),
+            up=self._after_norm(feed.up_proj.weight, between),
+            down=feed.down_proj.weight.t().contiguous(),
+            cache=cache,
         )
+
+    def _after_norm(self, weight: Tensor, norm: Tensor) -> Tensor:
+        """A weight (outputs, d) that takes in what `_normed` leaves out."""
+        return (weight * (norm * len(norm) ** 0.5)).t().contiguous()
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """x / sqrt(|x|^2 + d eps): what a norm gives, but for its weights and sqrt(d)."""
+        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.least_norm)
 
     def _forward(self, ids: Tensor, turns: Tensor, attend: Attend) -> Tensor:
         """Logits (rows, V) at the last column of ids (rows, n)."""
         rows, columns = ids.shape
-        tokens, size = rows * columns, self.embedding.shape[1:]
+        tokens = rows * columns
         queries, rotated = self.heads, self.heads + self.kv_heads
         x = F.embedding(ids, self.embedding).view(tokens, -1)
         for layer in self.layers:
-            normed = torch.rms_norm(x, size, layer.input_norm, self.eps)
-            qkv = F.linear(normed, layer.qkv).view(rows, columns, -1, self.head_dim)
+            qkv = torch.mm(self._normed(x), layer.qkv).view(rows, columns, -1, self.head_dim)
             pairs = qkv[:, :, :rotated].view(rows, columns, rotated, -1, 2)
             torch.view_as_complex(pairs).mul_(turns)
-            heads = qkv[:, :, :queries], qkv[:, :, queries:rotated], qkv[:, :, rotated:]
-            x = torch.addmm(x, attend(layer, *heads).view(tokens, -1), layer.output.t())
-            normed = torch.rms_norm(x, size, layer.feed_norm, self.eps)
-            fed = F.silu(F.linear(normed, layer.gate)).mul_(F.linear(normed, layer.up))
-            x = torch.addmm(x, fed, layer.down.t())
+            both = qkv[:, :, queries:].unflatten(2, (2, -1))
+            x.addmm_(attend(layer, qkv[:, :, :queries], both).view(tokens, -1), layer.output)
+            normed = self._normed(x)
+            gate, up = torch.mm(normed, layer.gate), torch.mm(normed, layer.up)
+            x.addmm_(F.silu(gate, inplace=True).mul_(up), layer.down)
         last = x.view(rows, columns, -1)[:, -1]
-        return F.linear(torch.rms_norm(last, size, self.norm, self.eps), self.head)
+        return torch.mm(self._normed(last), self.head)
 
     def keep(self, rows: Tensor) -> None:
         """Leave only these rows in the batch."""
-        self._move(rows, self.shape[2])
+        self._move(rows, self.room)
         if self.mask is not None and self.positions is not None:
             self.mask, self.positions = self.mask[rows], self.positions[rows]
 
     def _move(self, rows: Tensor | slice, room: int) -> None:
         """The cache of some rows, in tensors of `room` columns."""
+        self.room, columns = room, max(self.length, self.least)
         for layer in self.layers:
-            for name in ("keys", "values"):
-                kept = getattr(layer, name)[:, :, : self.length][rows]
-                self.shape = (len(kept), self.kv_heads, room, self.head_dim)
-                moved = kept.new_empty(self.shape)
-                moved[:, :, : self.length] = kept
-                setattr(layer, name, moved)
+            kept = layer.cache[:, :, :, :columns][:, rows]
+            layer.cache = kept.new_empty(*kept.shape[:3], room, self.head_dim)
+            layer.cache[:, :, :, :columns] = kept
 
     def advance(self, tokens: Tensor) -> None:
         """Append one token to each row; `logits` (rows, V) are then those of the next one."""
-        here, room = self.length, self.shape[2]
-        if here == room:
-            self._move(slice(None), min(room + max(BLOCK, room // 2), self.longest))
+        here = self.length
+        if here == self.room:
+            self._move(slice(None), min(here + max(BLOCK, here // 2), self.longest))
         self.length += 1
+        columns = max(self.length, self.least)
         turns, mask = self.turns[here], None
         if self.mask is not None and self.positions is not None:
             turns = self.turns[self.positions][:, None, None]
             mask = self.mask[:, None, None, : self.length]
             self.positions = self.positions + 1
 
-        def attend(layer: _Layer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            layer.keys[:, :, here] = keys[:, 0]
-            layer.values[:, :, here] = values[:, 0]
-            seen = layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
-            return _look_back(queries, *seen, mask)
+        def attend(layer: _Layer, queries: Tensor, both: Tensor) -> Tensor:
+            layer.cache[:, :, :, here] = both[:, 0].transpose(0, 1)
+            return _look_back(queries, layer.cache[:, :, :, :columns], self.length, mask)
 
         self.logits = self._forward(tokens[:, None], turns, attend)
 
 
-def _look_back(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of one token per row: queries (rows, 1, heads, D), keys and values (rows, key
-    heads, S, D), mask (rows, 1, 1, S) or None -> (rows * key heads, heads / key heads, D).
+def _look_back(queries: Tensor, cache: Tensor, length: int, mask: Tensor | None) -> Tensor:
+    """Attention of one token per row: queries (rows, 1, heads, D), keys and values (2, rows, key
+    heads, columns, D), of which the first `length` columns count, mask (rows, 1, 1, length) or
+    None -> (rows * key heads, heads / key heads, D).
 
     torch's attention calls a product of matrices for each row and head; for a single query those
     calls cost more than what they compute. Here they are made many at once.
     """
-    rows, kv_heads, columns, size = keys.shape
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-    queries = queries.reshape(rows * kv_heads, -1, size)
-    scores = torch.bmm(queries, keys.transpose(1, 2))
+    _, rows, kv_heads, columns, size = cache.shape
+    keys, values = cache.flatten(1, 2)
+    scores = torch.bmm(queries.reshape(rows * kv_heads, -1, size), keys.transpose(1, 2))
+    if length < columns:
+        scores[:, :, length:] = -torch.inf
     if mask is not None:
-        scores.view(rows, kv_heads, -1, columns).add_(mask)
-    if columns < WIDE:  # torch goes through rows that short number by number
-        weights = scores.view(-1, columns).t().contiguous().softmax(0).t().view(scores.shape)
-    else:
-        weights = scores.softmax(-1)
-    if queries.shape[1] == 1 and columns * size <= PLAIN_LOOP:
-        return (weights.transpose(1, 2) * values).sum(1)
-    return torch.bmm(weights, values)
+        scores.view(rows, kv_heads, -1, columns)[..., :length].add_(mask)
+    return torch.bmm(scores.softmax(-1), values)

@@ -34,6 +34,7 @@ from rlcore.objectives.logprobs import token_logprobs
 # Finished rows leave once no more than this share of a batch is running: to move what is kept costs
 # about as much as a token for all of them.
 WORTH_A_MOVE = 0.75
+WAITING = 2**20  # logits that wait at most to be made log-probs
 
 
 @dataclass
@@ -98,50 +99,52 @@ def sample(
     check_length(model, prompt_ids.shape[1] + max_new_tokens)
     rows, pad = len(prompts) * group_size, tokenizer.pad_token_id
     ends = torch.tensor(eos_ids(model, tokenizer), device=device)
-    shape = (max_new_tokens, rows)  # a step's numbers side by side: they are written together
-    uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
+    uniforms = torch.zeros(max_new_tokens, rows, dtype=torch.float64, device=device)
     if generator is not None and not greedy:
         uniforms = draw_uniforms(rows, max_new_tokens, generator).t().contiguous().to(device)
-    response = torch.full(shape, pad, device=device)
-    drawn = torch.zeros(shape, dtype=torch.bool, device=device)
-    logprobs = torch.zeros(shape, device=device)
-    entropies = torch.zeros(shape, device=device)
+    written = _Written(max_new_tokens, rows, pad, device)
 
     with evaluating(model):
         start = GraphDecoder if cuda_graph else start_decoding
         step = start(model, prompt_ids, prompt_mask, group_size, max_new_tokens)
-        active = torch.arange(rows, device=device)
-        ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of the active rows
-        finished = ended.clone()  # of all
+        ended = torch.zeros(rows, dtype=torch.bool, device=device)  # of the rows that are left
         for t in range(max_new_tokens):
             logits = step.logits.float()
             if greedy:
                 tokens = logits.argmax(-1)
+                written.add(tokens)
             else:
-                logits = _cut(logits / temperature, top_k, top_p)
-                tokens, logprobs[t, active], entropies[t, active] = _choose(
-                    logits, uniforms[t, active]
-                )
-            tokens = tokens.masked_fill(ended, pad)
-            response[t, active], drawn[t, active] = tokens, ~ended
-            ended = ended | (tokens[:, None] == ends).any(1)
-            left = len(active) - int(ended.sum())
+                logits = logits if temperature == 1 else logits / temperature
+                scores = _cut(logits, top_k, top_p).double()
+                below = scores - scores.amax(-1, keepdim=True)
+                weights = below.exp()
+                tokens = _draw(weights, uniforms[t])
+                written.add(tokens, below, weights)
+            ended = ended | _among(tokens, ends)
+            left = len(ended) - int(ended.sum())
             if left == 0 or t + 1 == max_new_tokens:
                 break
-            worth_it = drop_finished and left <= WORTH_A_MOVE * len(active)
+            worth_it = drop_finished and left <= WORTH_A_MOVE * len(ended)
             if worth_it and not isinstance(step, GraphDecoder):
-                finished[active] = ended
                 keep = (~ended).nonzero()[:, 0]
-                active, tokens, ended = active[keep], tokens[keep], ended[keep]
+                tokens, ended, uniforms = tokens[keep], ended[keep], uniforms[:, keep]
+                written.keep(keep)
                 step.keep(keep)
             step.advance(tokens)
-        finished[active] = ended
+        written.flush()
 
-    lengths = drawn.sum(0)
+    last = _among(written.tokens, ends)
+    drawn = last.cumsum(0) - last.long() == 0  # none came before
+    lengths, finished = drawn.sum(0), last.any(0)
     width = int(lengths.max())
-    mask = torch.arange(width, device=device) < lengths[:, None]
-    response, logprobs, entropies = (
-        table[:width].t().contiguous() for table in (response, logprobs, entropies)
+    mask, response, logprobs, entropies = (
+        table[:width].t().contiguous()
+        for table in (
+            drawn,
+            written.tokens.masked_fill(~drawn, pad),
+            written.logprobs,
+            written.entropies,
+        )
     )
     beyond = ~mask
     answers = zip(response.tolist(), lengths.tolist(), finished.tolist(), strict=True)
@@ -217,26 +220,61 @@ def _logits(model: Any, ids: Tensor, mask: Tensor, response_length: int) -> Tens
     return logits
 
 
-def _choose(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, their log-probs and the entropy of logits (rows, V), from one exp of each logit."""
-    scores = logits.double()
-    below = scores - scores.amax(-1, keepdim=True)
-    below.clamp_(min=torch.finfo(below.dtype).min)  # -inf: 0 log 0 is 0 in the entropy
-    weights = below.exp()
-    tokens = _draw(weights, uniform)
-    total = weights.sum(-1)
-    logprob = below.gather(-1, tokens[:, None])[:, 0] - total.log()
-    entropy = total.log() - torch.linalg.vecdot(weights, below) / total
-    return tokens, logprob.float(), entropy.float()
+class _Written:
+    """Tokens, log-probs and entropies in tables (steps, rows): a step's numbers side by side.
+
+    What a step gives waits, and is put into the tables many steps at once.
+    """
+
+    def __init__(self, steps: int, rows: int, pad: int, device: torch.device) -> None:
+        self.tokens = torch.full((steps, rows), pad, device=device)
+        self.logprobs, self.entropies = torch.zeros(2, steps, rows, device=device)
+        self.active = torch.arange(rows, device=device)
+        self.steps = 0
+        self.waiting: list[tuple[Tensor, ...]] = []
+
+    def add(self, tokens: Tensor, *chances: Tensor) -> None:
+        """The next tokens (n,) of the active rows; where they were drawn, also the logits (n, V)
+        less the greatest, and their exp.
+        """
+        self.waiting.append((tokens, *chances))
+        if chances and len(self.waiting) * chances[0].numel() > WAITING:
+            self.flush()
+
+    def keep(self, rows: Tensor) -> None:
+        """Of the active rows only these have a next token."""
+        self.flush()
+        self.active = self.active[rows]
+
+    def flush(self) -> None:
+        """Put into the tables what waits."""
+        if not self.waiting:
+            return
+        tokens, *chances = map(torch.stack, zip(*self.waiting, strict=True))
+        place = slice(self.steps, self.steps + len(tokens)), self.active
+        self.tokens[place] = tokens
+        if chances:
+            below, weights = chances
+            below.clamp_(min=torch.finfo(below.dtype).min)  # -inf: 0 log 0 is 0 in the entropy
+            total = weights.sum(-1)
+            logprobs = below.gather(-1, tokens[:, :, None])[:, :, 0] - total.log()
+            self.logprobs[place] = logprobs.float()
+            entropies = total.log() - torch.linalg.vecdot(weights, below) / total
+            self.entropies[place] = entropies.float()
+        self.steps, self.waiting = self.steps + len(tokens), []
+
+
+def _among(tokens: Tensor, ends: Tensor) -> Tensor:
+    return (tokens[..., None] == ends).any(-1)
 
 
 def _draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The token at which the cumulative probability exceeds `uniform`, in float64."""
+    """The token at which the cumulative probability exceeds `uniform`, in float64.
+
+    uniform * total, rounded, stays below total, since uniform is at most 1 - 2^-53.
+    """
     cumulative = probabilities.cumsum(-1)
-    total = cumulative[:, -1:]
-    chosen = (cumulative <= uniform[:, None] * total).sum(-1)
-    last_possible = (cumulative < total).sum(-1)  # in case uniform * total rounds up to total
-    return torch.minimum(chosen, last_possible)
+    return (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
 
 
 def _cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -235,6 +235,55 @@ def test_a_step_that_cannot_be_recorded_is_an_error() -> None:
         graph_decoding.check_recordable(build(window)[0])
 
 
+def assert_same(found: Any, wanted: Any) -> None:
+    for name, value in vars(wanted).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(getattr(found, name), value)
+        else:
+            assert getattr(found, name) == value
+
+
+@pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
+def test_steps_that_wait_change_nothing(
+    prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probs and entropies of one step, of a few steps, or of all steps at once."""
+    model, tokenizer = build("tiny")
+    found = []
+    for waiting in (2**20, 0, 3 * 13 * 8 * len(prompts)):
+        monkeypatch.setattr(sampling, "WAITING", waiting)
+        out = sample(
+            model, tokenizer, prompts, group_size=8, max_new_tokens=24,
+            generator=torch.Generator().manual_seed(3),
+        )  # fmt: skip
+        found.append(out)
+    assert found[0].lengths.unique().numel() > 5
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
+@pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
+def test_what_memory_held_before_changes_nothing(prompts: list[str]) -> None:
+    """Where algorithms are deterministic, torch fills new memory with NaN."""
+    model, tokenizer = build("tiny")
+
+    def samples() -> Any:
+        return sample(
+            model, tokenizer, prompts, group_size=4, max_new_tokens=decoding.BLOCK + 20,
+            generator=torch.Generator().manual_seed(3), drop_finished=len(prompts) > 3,
+        )  # fmt: skip
+
+    wanted = samples()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1).isnan()
+        found = samples()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert wanted.logprobs.isfinite().all()
+    assert_same(found, wanted)
+
+
 def hooked(model: Any) -> None:
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
 

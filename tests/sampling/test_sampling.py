@@ -103,7 +103,8 @@ def test_logprobs_are_those_of_a_full_forward_pass(policy, temperature: float) -
         n = int(out.lengths[row])
         expected = full_forward_logprobs(model, out, row, temperature)
         for found in (out.logprobs[row, :n], scored[row, :n].detach()):
-            torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+            # In float32; test_decoding.py compares in float64.
+            torch.testing.assert_close(found.double(), expected, rtol=0, atol=5e-5)
 
 
 def test_entropy_is_that_of_the_distribution_sampled_from(policy) -> None:
