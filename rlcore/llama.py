@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlcore.blocks import feed_forward, rms_norm
+
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length
 
 
@@ -129,8 +131,7 @@ def shared_prompt_logits(model: Any, ids: Tensor, mask: Tensor, response_length:
             y, _, _ = _layer(layer, y, response_turns, hidden_from, past=past)
     hidden = F.pad(torch.cat([x[owner], y], 1), (0, 0, 0, 1))
     norm = model.model.norm
-    normed = F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
-    return F.linear(normed, model.lm_head.weight)
+    return F.linear(rms_norm(hidden, norm.weight, norm.variance_epsilon), model.lm_head.weight)
 
 
 def _layer(
@@ -147,10 +148,9 @@ def _layer(
     past: keys and values of what stands before x. only_last: x at the last column alone, (rows, 1,
     d). No mask: causal.
     """
-    attention, feed = layer.self_attn, layer.mlp
-    size, head_dim = x.shape[-1:], attention.head_dim
-    eps = layer.input_layernorm.variance_epsilon
-    normed = F.rms_norm(x, size, layer.input_layernorm.weight, eps)
+    attention, mlp = layer.self_attn, layer.mlp
+    head_dim, norm = attention.head_dim, layer.post_attention_layernorm
+    normed = rms_norm(x, layer.input_layernorm.weight, norm.variance_epsilon)
 
     def heads(weight: Tensor, normed: Tensor) -> Tensor:
         return F.linear(normed, weight).unflatten(-1, (-1, head_dim))
@@ -177,6 +177,5 @@ def _layer(
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
     x = x + F.linear(attended.transpose(1, 2).flatten(2), attention.o_proj.weight)
-    normed = F.rms_norm(x, size, layer.post_attention_layernorm.weight, eps)
-    gated = F.silu(F.linear(normed, feed.gate_proj.weight)) * F.linear(normed, feed.up_proj.weight)
-    return x + F.linear(gated, feed.down_proj.weight), keys, values
+    feed = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+    return feed_forward(x, norm.weight, norm.variance_epsilon, *feed), keys, values
