@@ -40,9 +40,9 @@ def _scaled(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def _norm_backward(grad: Tensor, scaled: Tensor, scale: Tensor, weight: Tensor) -> list[Tensor]:
     """Gradients of x (tokens, d) and of the weight."""
-    product = grad * scaled
-    along = torch.mv(product, weight).div_(-len(weight))[:, None]
-    return [(grad * weight).addcmul_(scaled, along).mul_(scale), product.sum(0)]
+    pushed = grad * weight
+    along = (pushed * scaled).mean(-1, keepdim=True)
+    return [pushed.sub_(scaled * along).mul_(scale), (grad * scaled).sum(0)]
 
 
 def _only_once() -> None:
