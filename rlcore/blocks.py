@@ -38,11 +38,13 @@ def _scaled(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x * scale, scale
 
 
-def _norm_backward(grad: Tensor, scaled: Tensor, scale: Tensor, weight: Tensor) -> list[Tensor]:
+def _norm_backward(
+    grad: Tensor, scaled: Tensor, scale: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
     """Gradients of x (tokens, d) and of the weight."""
     pushed = grad * weight
     along = (pushed * scaled).mean(-1, keepdim=True)
-    return [pushed.sub_(scaled * along).mul_(scale), (grad * scaled).sum(0)]
+    return pushed.sub_(scaled * along).mul_(scale), (grad * scaled).sum(0)
 
 
 def _only_once() -> None:
@@ -62,9 +64,10 @@ class _Norm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _only_once()
         scaled, scale, weight = ctx.saved_tensors
-        flat = (part.reshape(-1, part.shape[-1]) for part in (grad, scaled, scale))
-        to_x, to_weight = _norm_backward(*flat, weight)
-        return to_x.view(grad.shape), to_weight, None
+        size = grad.shape
+        grad, scaled, scale = grad.flatten(0, -2), scaled.flatten(0, -2), scale.flatten(0, -2)
+        to_x, to_weight = _norm_backward(grad, scaled, scale, weight)
+        return to_x.view(size), to_weight, None
 
 
 class _FeedForward(Function):
