@@ -138,8 +138,14 @@ def load_pairs(path: str | os.PathLike[str]) -> PreferencePairs:
             unknown = sorted(set(row) - set(NAMES))
             missing = sorted({*(rows[0] if rows else TEXTS)} - set(row))
             more = sorted(set(row) - {*(rows[0] if rows else row)})
-            if unknown or missing or more:
-                raise ValueError(f"no column {(unknown or missing or more)[0]!r}")
+            if unknown:
+                wanted = f"{', '.join(TEXTS)}; others may be {', '.join(NAMES[len(TEXTS) :])}"
+                raise ValueError(f"column {unknown[0]!r} is unknown; wanted {wanted}")
+            if missing:
+                wanted = ", ".join(rows[0] if rows else TEXTS)
+                raise ValueError(f"column {missing[0]!r} is missing; wanted {wanted}")
+            if more:
+                raise ValueError(f"column {more[0]!r} is not in line 1; wanted it in all or none")
             PreferencePairs(**{name: (value,) for name, value in row.items()})
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: line {number} is not a pair ({brief(error)})") from error

@@ -216,11 +216,21 @@ def test_a_file_comes_back_as_it_went(optional: bool, tmp_path) -> None:
         ("", "JSONDecodeError"),
         ("3", "ValueError: 3 has no columns"),
         ('["prompts", "chosen", "rejected"]', "has no columns"),
-        ('{"prompts": "a", "chosen": "b"}', "no column 'rejected'"),
-        ('{"prompts": "a", "chosen": "b", "rejected": "c", "score": 1}', "no column 'score'"),
+        (
+            '{"prompts": "a", "chosen": "b"}',
+            "column 'rejected' is missing; wanted prompts, chosen, rejected",
+        ),
+        (
+            '{"prompts": "a", "chosen": "b", "rejected": "c", "score": 1}',
+            "column 'score' is unknown; wanted prompts",
+        ),
+        ('{"prompt": "a"}', "column 'prompt' is unknown; wanted prompts, chosen, rejected; others"),
         ('{"prompts": "a", "chosen": "b", "rejected": "b"}', "twice the same response"),
         ('{"prompts": "a", "chosen": "b", "rejected": ["c"]}', "wanted text"),
-        ('{"prompts": "a", "chosen": "b", "rejected": "c", "margins": 1}', "no column 'margins'"),
+        (
+            '{"prompts": "a", "chosen": "b", "rejected": "c", "margins": 1}',
+            "'margins' is not in lin",
+        ),
         ("\xff", "JSONDecodeError|UnicodeDecodeError"),
     ],
 )
@@ -229,6 +239,21 @@ def test_a_damaged_line_is_named(line: str, said: str, tmp_path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(f"{good}\n".encode() + line.encode("latin-1") + b"\n" + good.encode())
     with pytest.raises(ValueError, match=f"{path}: line 2 is not a pair .*({said})"):
+        load_pairs(path)
+
+
+def test_columns_of_another_name_are_called_unknown_and_not_missing(tmp_path) -> None:
+    """The first line has an unknown column and lacks all the wanted ones."""
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    said = "line 1 is not a pair .*column 'prompt' is unknown; wanted prompts, chosen, rejected;"
+    with pytest.raises(ValueError, match=said):
+        load_pairs(path)
+    path.write_text('{"prompts": "a", "chosen": "b", "rejected": "c", "margins": 1}\n' * 2)
+    assert load_pairs(path).margins == (1, 1)
+    lines = path.read_text().splitlines()
+    path.write_text(lines[0] + "\n" + lines[1].replace(', "margins": 1', "") + "\n")
+    with pytest.raises(ValueError, match="line 2 .*column 'margins' is missing; .* margins"):
         load_pairs(path)
 
 
