@@ -55,6 +55,8 @@ def sharded_twin(model: Any, world: Processes) -> Any:
     for module in twin.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            # Else float32 is multiplied by 1 on its way, which nccl can do and gloo cannot.
+            module.set_force_sum_reduction_for_comms(True)
     return twin
 
 

@@ -35,7 +35,10 @@ CASES = [
     *("shared out", "shared out in parts", "shared out, one row", "shared out, with a critic"),
     *(row.name for row in OVER_PAIRS),
     *("sft, shared out", "dpo, shared out in parts", "kto, shared out in parts"),
+    *("float32, shared out", "bf16, shared out"),
 ]
+# Of float32's rounding: where the arithmetic is that of float32, what can be asked of it.
+COARSE = {"float32, shared out": 1e-5, "bf16, shared out": 1e-2}
 
 
 def start(*command: str, launcher: str = "torchrun") -> subprocess.CompletedProcess[str]:
@@ -92,10 +95,11 @@ def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) 
     assert len(one["gradients"]) == len(two["gradients"]) >= 2
     assert float(one["gradients"][0].norm()) > 0.1
     for step, (ours, theirs) in enumerate(zip(two["gradients"], one["gradients"], strict=True)):
-        assert apart(ours, theirs) <= (1e-12 if step == 0 else 1e-8)
+        assert apart(ours, theirs) <= COARSE.get(name, 1e-12 if step == 0 else 1e-8)
     for log in ("metrics", "evaluations"):
         for ours, theirs in zip(two[log], one[log], strict=True):
-            assert_close(ours, theirs, 1e-12 if ours["step"] <= 1 and log == "metrics" else 1e-8)
+            exact = ours["step"] <= 1 and log == "metrics"
+            assert_close(ours, theirs, COARSE.get(name, 1e-12 if exact else 1e-8))
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:

@@ -165,6 +165,14 @@ def cases(world: Processes) -> dict[str, Any]:
     for method in OVER_PAIRS:
         train = training.train_reward_model if method is REWARD_MODEL else training.train_preference
         found[method.name] = both(world, partial(_over_pairs, train, start, method, over))
+    in_float32 = partial(start, dtype="float32")
+    found["float32, shared out"] = both(
+        world, partial(_policy, in_float32, TASK, GRPO, {**POLICY, "shard": True})
+    )
+    found["bf16, shared out"] = both(
+        world,
+        partial(_policy, in_float32, TASK, GRPO, {**POLICY, "shard": True, "precision": "bf16"}),
+    )
     for method in (DPO, KTO):
         train = partial(_over_pairs, training.train_preference, start, method)
         settings = {**over, "shard": True, "micro_batch_size": 1}
