@@ -29,9 +29,9 @@ HEAD = "score"  # of a scalar model: it is new, and trained whole
 class Lora:
     r"""How large the matrices are, and where they stand.
 
-    rank: $r$. alpha: $\alpha$; None is twice the rank. dropout: on the input of $A$, during SFT
-    only. targets: the names of the linear maps, such as ("q_proj", "v_proj"); "all-linear", every
-    one but the head of words.
+    rank: $r$, at most the smaller side of the largest of the maps. alpha: $\alpha$; None is twice
+    the rank. dropout: on the input of $A$, during SFT only. targets: the names of the linear maps,
+    such as ("q_proj", "v_proj"); "all-linear", every one but the head of words.
 
     Raises ValueError for numbers out of range.
     """
@@ -65,7 +65,7 @@ def add_lora(model: Any, lora: Lora | None = None, *, seed: int) -> Any:
     trained too. lora: None, `Lora()`. The matrices are float32 also beside bfloat16 weights, and
     the same for the same seed; the global random state is left as it was.
     Raises ValueError where peft is not installed, where the model has such matrices already, and
-    for targets that it does not have.
+    for targets that it does not have or that are all smaller than the rank.
     """
     check_seed(seed)
     lora = Lora() if lora is None else lora
@@ -77,6 +77,7 @@ def add_lora(model: Any, lora: Lora | None = None, *, seed: int) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ValueError("lora: peft is not installed; pip install peft (extra: lora)") from error
+    check_rank(model, lora)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(
         r=lora.rank,
@@ -98,6 +99,32 @@ def add_lora(model: Any, lora: Lora | None = None, *, seed: int) -> Any:
         if "lora_" in name:
             weight.data = weight.data.float()
     return model.train(trained)
+
+
+def check_rank(model: torch.nn.Module, lora: Lora) -> None:
+    """ValueError for a rank above the smaller side of the largest map that is adapted.
+
+    No change of a weight has a higher rank, and matrices of that size may never be done.
+    """
+    sides = [
+        min(module.weight.shape)
+        for name, module in model.named_modules()
+        if _is_target(name, module, lora) and getattr(module.weight, "ndim", 0) == 2
+    ]
+    if sides and lora.rank > max(sides):
+        raise ValueError(
+            f"rank: found {lora.rank}; wanted at most {max(sides)}, the smaller side of the "
+            "largest matrix that is adapted"
+        )
+
+
+def _is_target(name: str, module: Any, lora: Lora) -> bool:
+    """As peft reads the names."""
+    if lora.targets == "all-linear":
+        linear = isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+        return linear and name.rpartition(".")[2] not in (HEAD, "lm_head")
+    named = any(name == target or name.endswith(f".{target}") for target in lora.targets)
+    return named and hasattr(module, "weight")
 
 
 def has_lora(model: torch.nn.Module) -> bool:

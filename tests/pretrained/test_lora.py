@@ -265,3 +265,21 @@ def test_a_model_that_does_not_take_them(load_small) -> None:
         add_lora(plain, Lora(targets=("nothing",)), seed=0)
     with pytest.raises(ValueError, match="lora: found 4; wanted a Lora"):
         add_lora(plain, 4, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "largest"), [("all-linear", 64), (("k_proj",), 32), (("q_proj", "k_proj"), 64)]
+)
+def test_a_rank_beyond_every_matrix_is_refused(targets, largest) -> None:
+    """Heads of 16: four for the queries, two for the keys and values."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=500, hidden_size=64, intermediate_size=128, **shape)
+    model = LlamaForCausalLM(config)
+    message = f"rank: found {largest + 1}; wanted at most {largest}, the smaller side"
+    with pytest.raises(ValueError, match=message):
+        add_lora(model, Lora(rank=largest + 1, targets=targets), seed=0)
+    assert not has_lora(model)
+    add_lora(model, Lora(rank=largest, targets=targets), seed=0)
+    assert has_lora(model)
