@@ -455,6 +455,21 @@ def check_length(model: Any, length: int) -> None:
         )
 
 
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """ValueError where the tokenizer has ids for which the model has no embedding.
+
+    Fewer than the model has are right: embeddings are often padded to a round number.
+    """
+    words = model.get_input_embeddings().num_embeddings
+    # Ids without gaps, as ours are: to look at each takes 16 ms for 49,000, and every call of
+    # `sample` asks. `load_pretrained`, which meets other people's, does look at each.
+    if len(tokenizer) > words:
+        raise ValueError(
+            f"tokenizer: found ids up to {max(tokenizer.get_vocab().values())}; wanted those of "
+            f"the model's vocabulary, below {words}"
+        )
+
+
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """The tokens that end a response: the tokenizer's, then the others of generation_config.
 

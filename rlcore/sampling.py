@@ -22,6 +22,7 @@ from rlcore.llama import can_share, is_plain_llama, shared_prompt_logits
 from rlcore.models import (
     check_length,
     check_response,
+    check_vocabulary,
     decode,
     encode,
     eos_ids,
@@ -89,11 +90,13 @@ def sample(
 
     Raises ValueError for an empty list of prompts or an empty prompt, characters without a token,
     a group_size or max_new_tokens below 1, temperature <= 0 (use greedy=True), a top_k or top_p
-    out of range, where prompt and max_new_tokens are more than the model has positions for, and a
-    cuda_graph for a model that is not on a CUDA device or cannot have its step recorded.
+    out of range, where prompt and max_new_tokens are more than the model has positions for, for a
+    tokenizer with more ids than the model has embeddings, and a cuda_graph for a model that is not
+    on a CUDA device or cannot have its step recorded.
     """
     _check(prompts, group_size, max_new_tokens, temperature, top_k, top_p, greedy, generator)
     check_cuda_graph(cuda_graph, model)
+    check_vocabulary(model, tokenizer)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = _encode_prompts(tokenizer, prompts, device)
     check_length(model, prompt_ids.shape[1] + max_new_tokens)

@@ -26,6 +26,7 @@ from rlcore.checks import (
 from rlcore.devices import precision_settings, using_precision, using_threads
 from rlcore.evaluation import evaluate
 from rlcore.graph_decoding import check_cuda_graph
+from rlcore.models import check_vocabulary
 from rlcore.tasks import Task
 from rlcore.training.adapters import start_of, weight_settings
 from rlcore.training.critic import Critic, critic_settings, start_critic
@@ -153,11 +154,13 @@ def train_policy(
     check_trainable(
         algorithm,
         task,
+        model=model,
         reward_model=reward_model,
         reward_weights=reward_weights,
         critic=critic,
         advantage_function=advantage_function,
     )
+    check_vocabulary(model, tokenizer)
     rows = 1 if micro_batch_size is None else micro_batch_size
     check_whole(1, steps=steps, prompts_per_step=prompts_per_step, evaluate_n=evaluate_n)
     check_whole(1, evaluate_samples=evaluate_samples)

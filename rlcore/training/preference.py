@@ -16,7 +16,7 @@ from torch import Tensor
 from rlcore.checks import check_whole
 from rlcore.devices import using_precision, using_threads
 from rlcore.evaluation import evaluate
-from rlcore.models import check_length
+from rlcore.models import check_length, check_vocabulary
 from rlcore.preferences import (
     DPO,
     PreferenceMethod,
@@ -100,6 +100,7 @@ def train_preference(
             "rlcore.preferences (a reward model: train_reward_model)"
         )
     check_whole(1, evaluate_n=evaluate_n)
+    check_vocabulary(model, tokenizer)
     setup = prepare(
         model,
         pairs,

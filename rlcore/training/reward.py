@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore.devices import using_precision, using_threads
-from rlcore.models import check_length, response_rewards, token_values
+from rlcore.models import _head, check_length, check_vocabulary, response_rewards, token_values
 from rlcore.preferences import REWARD_MODEL, RewardModelMethod, compute_reward_model_loss
 from rlcore.tasks import PreferencePairs
 from rlcore.training.loop import NonFiniteError, Place, run_loop
@@ -61,6 +61,8 @@ def train_reward_model(
         raise ValueError(
             f"method: found {getattr(method, 'name', method)!r}; wanted a RewardModelMethod"
         )
+    _head(model)
+    check_vocabulary(model, tokenizer)
     setup = prepare(
         model,
         pairs,

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlcore.checks import check_final, check_folder, check_positive, check_seed, check_whole
 from rlcore.devices import forward_precision, precision_settings, using_precision, using_threads
 from rlcore.evaluation import evaluate
-from rlcore.models import check_length, encode
+from rlcore.models import check_length, check_vocabulary, encode
 from rlcore.objectives.likelihood import sft_loss
 from rlcore.objectives.logprobs import token_logprobs
 from rlcore.tasks import Task
@@ -65,7 +65,8 @@ def train_sft(
     "float32" or "bf16", see `using_precision`; float32 on a GPU too, where `make gpu-check`
     measures both. device: None is CUDA when there is one, else the CPU.
 
-    Raises ValueError for bad arguments, NonFiniteError (with step and batch) when the loss or the
+    Raises ValueError for bad arguments and a tokenizer with more ids than the model has
+    embeddings, NonFiniteError (with step and batch) when the loss or the
     gradient is not finite, WriteError (an OSError) when the folder takes no more; both errors have
     the run so far, and the last good checkpoint stays.
     """
@@ -74,6 +75,7 @@ def train_sft(
     check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
     check_final(final_learning_rate)
+    check_vocabulary(model, tokenizer)
     world = processes(device)
     world.check_enough(batch_size=batch_size)
     check_shard(shard, model, world)

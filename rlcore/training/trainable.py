@@ -15,6 +15,7 @@ def check_trainable(
     algorithm: Algorithm,
     task: Task,
     *,
+    model: Any = None,
     reward_model: Any = None,
     reward_weights: Mapping[str, float] | None = None,
     critic: Any = None,
@@ -24,6 +25,7 @@ def check_trainable(
 
     Every row of `rlcore.algorithms` can be trained: one with several rewards on a task that has
     them, one with a reward model where a reward model is given.
+    model: the policy, where it is there already: a reward model or critic must read all its tokens.
     """
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm: found {algorithm!r}; wanted an Algorithm, as row() gives")
@@ -37,16 +39,23 @@ def check_trainable(
             f"advantage_function: {algorithm.name} has a critic, and an advantage for each token; "
             "wanted None"
         )
-    for name, model in (("reward_model", reward_model), ("critic", critic)):
-        if model is not None:
-            _check_scalar(name, model)
+    for name, scalar in (("reward_model", reward_model), ("critic", critic)):
+        if scalar is not None:
+            _check_scalar(name, scalar, model)
 
 
-def _check_scalar(name: str, model: Any) -> None:
+def _check_scalar(name: str, scalar: Any, policy: Any) -> None:
     try:
-        _head(model)
+        _head(scalar)
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from None
+    if policy is None:
+        return
+    found, wanted = (m.get_input_embeddings().num_embeddings for m in (scalar, policy))
+    if found < wanted:
+        raise ValueError(
+            f"{name}: found a model of {found} tokens; wanted at least the policy's {wanted}"
+        )
 
 
 def _check_reward(

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from rlcore.algorithms import DAPO, GDPO, GRPO, PPO, SCST, VAPO
-from rlcore.models import build_scalar_model, response_rewards, response_values
+from rlcore.models import (
+    build_model,
+    build_scalar_model,
+    build_tokenizer,
+    response_rewards,
+    response_values,
+)
 from rlcore.objectives import decoupled_advantages
 from rlcore.sampling import response_logprobs, sample
 from rlcore.tasks import Task
@@ -358,6 +364,26 @@ def test_bad_input(algorithm, change: dict, message: str, coin, make, tmp_path) 
     with pytest.raises(ValueError, match=message):
         train_policy(*make(), coin, algorithm, **SETTINGS, **change, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["reward_model", "critic"])
+def test_a_scalar_model_must_read_all_tokens_of_the_policy(name: str, coin, make, tmp_path) -> None:
+    model, tokenizer = make()
+    words = len(tokenizer)
+    algorithm = SCORED if name == "reward_model" else replace(PPO, reward="verifier")
+
+    def scalar(size: int):
+        small = build_tokenizer("abcdefghijklmnopqrstuvwxyz"[: size - 2])
+        return build_scalar_model(build_model("nano", small, seed=0), seed=0)
+
+    message = f"{name}: found a model of {words - 1} tokens; wanted at least the policy's {words}"
+    with pytest.raises(ValueError, match=message):
+        train_policy(
+            model, tokenizer, coin, algorithm, **SETTINGS, out=tmp_path / "run",
+            **{name: scalar(words - 1)},
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+    train_policy(model, tokenizer, coin, algorithm, **SETTINGS, **{name: scalar(words + 1)})
 
 
 @pytest.mark.parametrize(
