@@ -253,7 +253,7 @@ def test_columns_of_another_name_are_called_unknown_and_not_missing(tmp_path) ->
     assert load_pairs(path).margins == (1, 1)
     lines = path.read_text().splitlines()
     path.write_text(lines[0] + "\n" + lines[1].replace(', "margins": 1', "") + "\n")
-    with pytest.raises(ValueError, match="line 2 .*column 'margins' is missing; .* margins"):
+    with pytest.raises(ValueError, match=r"line 2 .*column 'margins' is missing; .* margins"):
         load_pairs(path)
 
 
