@@ -72,6 +72,12 @@ class Task:
             raise ValueError(
                 f"words: found {self.words!r} beside symbols {self.symbols!r}; wanted either"
             )
+        for name in ("verify", "rewards"):
+            found = getattr(self, name)
+            if not callable(found) and (name == "verify" or found is not None):
+                or_none = "" if name == "verify" else " or None"
+                wanted = f"a function of (problem, response){or_none}"
+                raise ValueError(f"{name}: found {shown(found)}; wanted {wanted}")
         names = self.reward_names
         if (self.rewards is None) != (not names) or len(set(names)) != len(names):
             raise ValueError(
