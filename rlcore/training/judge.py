@@ -170,6 +170,18 @@ def count_errors(judged: Judged) -> dict[str, int]:
     return {"verifier_errors": len(judged.errors) - late, "verifier_timeouts": late}
 
 
+def no_reward(judged: Judged, step: int) -> str | None:
+    """The warning for a step in which every reward is missing, and why; None for another one."""
+    if not bool(judged.reward.isnan().all()):
+        return None
+    why = "the verifier abstained"
+    if judged.errors:  # the last one: of several rewards, the verifier's own come first
+        said = judged.errors[-1]["error"].strip().splitlines()[0][:200]
+        why = f"the last of {len(judged.errors)} errors of the verifier: {said}"
+        why += " (Run.errors, errors.jsonl)"
+    return f"step {step}: none of {len(judged.reward)} responses has a reward; {why}"
+
+
 def known(values: Tensor) -> list[float]:
     """Those that are not missing."""
     return [value for value in values.tolist() if not math.isnan(value)]

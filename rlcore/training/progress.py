@@ -36,3 +36,10 @@ class Progress:
 
     def close(self) -> None:
         self.bar.close()
+
+
+def warn(text: str) -> None:
+    """A line on stderr, above the bars that are shown there, and where none is."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)

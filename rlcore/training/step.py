@@ -15,9 +15,10 @@ from rlcore.tasks import Task
 from rlcore.training.adapters import at_start
 from rlcore.training.critic import Critic, monte_carlo, without_critic
 from rlcore.training.draw import draw
-from rlcore.training.judge import Judge, count_errors
+from rlcore.training.judge import Judge, count_errors, no_reward
 from rlcore.training.loop import Place
 from rlcore.training.processes import Processes
+from rlcore.training.progress import warn
 from rlcore.training.record import Recorder
 from rlcore.training.rollout import compare, describe, examples, score
 from rlcore.training.update import Batch, update_policy
@@ -52,6 +53,7 @@ class PolicyStep:
     share: Callable[[int], float]  # of the learning rate, by step
     world: Processes
     twin: Any  # of the policy, where its update is shared out
+    warned: bool = False  # of a step without any reward
 
     def __call__(self, place: Place) -> tuple[dict[str, Any], dict[str, float | None]]:
         pretraining = place.step < self.value_pretraining_steps
@@ -71,6 +73,11 @@ class PolicyStep:
         )
         samples, judged = drawn.samples, drawn.judged
         self.recorder.add("errors", *judged.errors)
+        warning = None if self.warned else no_reward(judged, place.step + 1)
+        if warning is not None:  # once: a verifier that never works would say it at each step
+            self.warned = True
+            if self.world.is_main:
+                warn(warning)
         reference = None
         if self.reference is not None:
             with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -232,6 +233,40 @@ def test_micro_batches_add_up(name: str, coin, make) -> None:
     torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-9)
     assert results[0][1] == pytest.approx(results[1][1], rel=0, abs=1e-9)
     assert results[0][2] == pytest.approx(results[1][2], rel=0, abs=1e-9)
+
+
+def broken(problem: str, response: str) -> float:
+    raise TypeError("no such\nmethod")
+
+
+@pytest.mark.parametrize("progress", [False, True])
+@pytest.mark.parametrize(
+    ("verify", "why"),
+    [
+        (
+            broken,
+            "the last of 32 errors of the verifier: TypeError: no such (Run.errors, errors.jsonl)",
+        ),
+        (lambda problem, response: None, "the verifier abstained"),
+    ],
+    ids=["raises", "abstains"],
+)
+def test_a_step_without_any_reward_is_told_once(verify, why, progress, coin, make, capsys) -> None:
+    """On a line of its own, also where a bar is shown, and at the first such step alone."""
+    seen = {"n": 0}
+
+    def later(problem: str, response: str) -> float | None:
+        seen["n"] += 1
+        return coin.verify(problem, response) if seen["n"] <= 63 else verify(problem, response)
+
+    model, tokenizer = make()
+    train_policy(
+        model, tokenizer, replace(coin, verify=later), row("grpo"), steps=4, prompts_per_step=4,
+        group_size=8, learning_rate=1e-3, seed=0, progress=progress, threads=1, device="cpu",
+    )  # fmt: skip
+    lines = re.split(r"[\r\n]+", capsys.readouterr().err)
+    told = [line.strip() for line in lines if "has a reward" in line]
+    assert told == [f"step 3: none of 32 responses has a reward; {why}"]
 
 
 def test_missing_rewards_are_left_out_and_counted(coin, make) -> None:
