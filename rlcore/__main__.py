@@ -62,12 +62,12 @@ def evaluate(options: argparse.Namespace) -> int:
 
     task = get_task(options.task)
     n = 512 if options.n is None else options.n
-    temperature = 1.0 if options.temperature is None else options.temperature
+    temperature = command.temperature(options)
     with command.naming("--model"):
         model, tokenizer = pretrained.load_pretrained(
             options.model, revision=options.revision, device=options.device
         )
-    task = command.framed(options, task, tokenizer)
+    task = command.framed(options, task, model, tokenizer)
     with using_threads(options.threads):
         result = evaluation.evaluate(
             model, tokenizer, task, n=n, seed=options.seed, temperature=temperature
@@ -240,7 +240,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _weight(text: str) -> float | str:
-    return text if text == "paper" else float(text)
+    try:
+        return text if text == "paper" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a number or 'paper'") from None
 
 
 if __name__ == "__main__":

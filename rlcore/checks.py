@@ -43,18 +43,22 @@ def check_positive(**values: float) -> None:
             raise ValueError(f"{name}: found {shown(value)}; wanted a finite number above 0")
 
 
-def check_temperature(temperature: float) -> None:
-    """ValueError unless it is a finite number above 0 by which float32 logits can be divided."""
+def check_temperature(
+    temperature: float,
+    name: str = "temperature",
+    greedy: str = "for the most likely token use greedy=True",
+) -> None:
+    """ValueError unless it is a finite number above 0 by which float32 logits can be divided.
+
+    name: what the error calls it. greedy: what the error says to who wants the limit of 0.
+    """
     number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
     if not number or not 0 < temperature < math.inf:
         raise ValueError(
-            f"temperature: found {shown(temperature)}; wanted a finite number above 0 "
-            "(for the most likely token use greedy=True)"
+            f"{name}: found {shown(temperature)}; wanted a finite number above 0 ({greedy})"
         )
     if not 1e-30 <= temperature <= 1e30:
-        raise ValueError(
-            f"temperature: found {shown(temperature)}; wanted 1e-30 to 1e30, for float32"
-        )
+        raise ValueError(f"{name}: found {shown(temperature)}; wanted 1e-30 to 1e30, for float32")
 
 
 def check_final(final_learning_rate: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import random
 import re
 import runpy
 from argparse import Namespace
@@ -17,7 +18,7 @@ from typing import Any, TypeVar, cast
 from rlcore import algorithms, models, preferences, training
 from rlcore.checks import check_folder, check_seed, check_temperature, check_whole, shown
 from rlcore.devices import using_threads
-from rlcore.lora import Lora, add_lora
+from rlcore.lora import Lora, add_lora, check_rank
 from rlcore.pretrained import is_known, load_pretrained
 from rlcore.tasks import (
     PreferencePairs,
@@ -49,6 +50,7 @@ OF_POLICY = (
     *("reward_model", "score_normalization"),
     *("critic_learning_rate", "bootstrap_truncated", "value_pretraining_steps"),
 )
+READ = 32  # problems that a model is tried on before a run
 METHODS = {row.name: row for row in preferences.ROWS}
 ONLINE = tuple(row.name for row in (*algorithms.ROWS, algorithms.GRPO_MEAN_ONLY))
 NAMES = ("sft", *ONLINE, *METHODS)
@@ -81,7 +83,7 @@ def train(options: Namespace) -> int:
     check_whole(1, n=_n(options), threads=1 if options.threads is None else options.threads)
     if options.evaluate_every is not None:
         check_whole(0, evaluate_every=options.evaluate_every)
-    check_temperature(_temperature(options))
+    temperature(options)
     if options.micro_batch_size is not None:
         check_whole(1, micro_batch_size=options.micro_batch_size)
     world = processes(options.device)  # before any model: it sets each process's device
@@ -102,7 +104,7 @@ def _sft(options: Namespace, world: Processes) -> int:
         run = training.sft_start(recipe, **rest, **_shared(options))[3]
         return _report(run, task, world)
     model, tokenizer = _load(options)
-    task = framed(options, task, tokenizer)
+    task = framed(options, task, model, tokenizer)
     run = training.train_sft(
         model,
         tokenizer,
@@ -124,10 +126,15 @@ def _online(options: Namespace, world: Processes) -> int:
     copies = 1 if options.samples_per_prompt is None else options.samples_per_prompt
     check_whole(1, updates_per_batch=updates, max_sampling_rounds=rounds, samples_per_prompt=copies)
     world.from_main(lambda: check_folder(options.out, options.resume))
-    task, function, reward_model = get_task(options.task), _function(options.advantages), None
+    task, function = get_task(options.task), _function(options.advantages)
+    reward_model = judge_tokenizer = None
     if options.reward_model is not None:
         with naming("--reward-model"):
-            reward_model, _ = models.load_scalar_model(options.reward_model, device=options.device)
+            reward_model, judge_tokenizer = models.load_scalar_model(
+                options.reward_model, device=options.device
+            )
+        if options.start is None:  # the start's, known before it is trained
+            _check_judge(judge_tokenizer, models.build_tokenizer(task.vocabulary))
     row = _row(options, reward_model is not None, world)
     training.check_trainable(row, task, reward_model=reward_model, advantage_function=function)
     of_critic = {
@@ -142,7 +149,9 @@ def _online(options: Namespace, world: Processes) -> int:
     if isinstance(started, training.Run):
         return _report(started, task, world)
     model, tokenizer = started
-    task = framed(options, task, tokenizer)
+    if judge_tokenizer is not None:
+        _check_judge(judge_tokenizer, tokenizer)
+    task = framed(options, task, model, tokenizer)
     run = training.train_policy(
         model,
         tokenizer,
@@ -153,7 +162,7 @@ def _online(options: Namespace, world: Processes) -> int:
         updates_per_batch=updates,
         micro_batch_size=options.micro_batch_size,
         max_sampling_rounds=rounds,
-        temperature=_temperature(options),
+        temperature=temperature(options),
         measure_kl=bool(options.measure_kl),
         advantage_function=function,
         reward_model=reward_model,
@@ -181,14 +190,12 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     settings = recipe.reward_settings() if scalar else recipe.preference_settings()
     world.from_main(lambda: check_folder(options.out, options.resume))
     task = get_task(options.task)
-    if options.pairs_file is not None and not Path(options.pairs_file).is_file():
-        raise ValueError(f"--pairs-file: found {options.pairs_file!r}; wanted a file that exists")
-    given = None if options.pairs_file is None else load_pairs(options.pairs_file)
+    given = None if options.pairs_file is None else _given_pairs(options.pairs_file)
     started = _start(options, recipe, scalar=scalar)
     if isinstance(started, training.Run):
         return _report(started, task, world)
     model, tokenizer = started
-    task = framed(options, task, tokenizer)
+    task = framed(options, task, model, tokenizer)
     with using_threads(options.threads):
         # The main process's for all: on a GPU two processes may sample a token otherwise.
         sampled = partial(_pairs, options, model, tokenizer, task)
@@ -225,6 +232,16 @@ def _on_pairs(options: Namespace, method: preferences.Method, world: Processes) 
     return _report(run, task, world)
 
 
+def _given_pairs(file: str) -> PreferencePairs:
+    """Those of --pairs-file."""
+    if Path(file).is_dir():
+        raise ValueError(f"--pairs-file: found the folder {file!r}; wanted a file")
+    if not Path(file).is_file():
+        raise ValueError(f"--pairs-file: found {file!r}; wanted a file that exists")
+    with naming("--pairs-file"):
+        return load_pairs(file)
+
+
 def _start(
     options: Namespace, recipe: training.Recipe, scalar: bool = False
 ) -> tuple[Any, Any] | training.Run:
@@ -234,6 +251,9 @@ def _start(
     """
     if options.start is not None:
         return _load(options, scalar)
+    if options.lora is not None:  # before SFT, which takes longer than such a model
+        symbols = models.build_tokenizer(get_task(recipe.task).vocabulary)
+        _lora(options, models.build_model(recipe.size, symbols, seed=0, device="cpu"))
     model, tokenizer, _, run = training.sft_start(
         recipe, seed=options.seed, out=Path(options.out) / "start", **_shared(options)
     )
@@ -246,27 +266,80 @@ def _start(
 
 def _load(options: Namespace, scalar: bool = False) -> tuple[Any, Any]:
     """The model of --start."""
-    with naming("--start (--model)"):
-        return load_pretrained(
-            options.start,
-            revision=options.revision,
-            lora=None if options.lora is None or scalar else Lora(options.lora),
-            seed=options.seed,
-            device=options.device,
+    with naming(_option(options)):
+        model, tokenizer = load_pretrained(
+            options.start, revision=options.revision, device=options.device
         )
+    if options.lora is not None:
+        lora = _lora(options, model)
+        if not scalar:
+            add_lora(model, lora, seed=options.seed)
+    return model, tokenizer
+
+
+def _option(options: Namespace) -> str:
+    """The option that names the model: of `train`, or of `evaluate`."""
+    return "--start (--model)" if hasattr(options, "start") else "--model"
+
+
+def _lora(options: Namespace, model: Any) -> Lora:
+    """What --lora asks for; ValueError where it is none, or none of this model."""
+    with naming("--lora", "rank"):
+        lora = Lora(options.lora)
+        check_rank(model, lora)
+    return lora
 
 
 @contextmanager
-def naming(option: str) -> Iterator[None]:
-    """What is wrong with the model that an option names is said of the option."""
+def naming(option: str, *arguments: str) -> Iterator[None]:
+    """What is wrong with an argument, or the model or file of that path, is said of the option."""
+    names = "|".join(arguments or ("path", "name"))
     try:
         yield
     except ValueError as error:
-        raise ValueError(re.sub("^(path|name):", f"{option}:", str(error))) from error
+        raise ValueError(re.sub(f"^({names}):", f"{option}:", str(error))) from error
 
 
-def framed(options: Namespace, task: Task, tokenizer: Any) -> Task:
-    """The task as the model of --start or --model reads it."""
+def _check_judge(found: Any, wanted: Any) -> None:
+    """ValueError unless a reward model reads each token of the policy as what it is. It may have
+    more of them."""
+    known = found.get_vocab()
+    for token, number in sorted(wanted.get_vocab().items(), key=lambda item: item[1]):
+        if known.get(token) != number:
+            raise ValueError(
+                f"--reward-model: found a model of another tokenizer, whose token {number} is not "
+                f"{token!r}; wanted that of the start"
+            )
+
+
+def framed(options: Namespace, task: Task, model: Any, tokenizer: Any) -> Task:
+    """The task as the model of --start or --model reads it.
+
+    ValueError where it cannot read some of its problems, or has no room for the response: said
+    here, before the run's folder is made.
+    """
+    task = _framed(options, task, tokenizer)
+    rng = random.Random(f"framed {task.name}")
+    problems = [task.problem(rng) for _ in range(READ)]
+    try:
+        width = max(len(ids) for ids in models.encode(tokenizer, problems))
+    except ValueError as error:
+        raise ValueError(
+            f"{_option(options)}: found a model that cannot read the task {task.name}; wanted one "
+            f"that can ({error})"
+        ) from error
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if options.max_new_tokens is not None and positions is not None:
+        room = positions - width
+        if options.max_new_tokens > room:
+            raise ValueError(
+                f"--max-new-tokens: found {options.max_new_tokens}; wanted at most {room}: the "
+                f"model has {positions} positions, and a prompt takes {width}"
+            )
+    return task
+
+
+def _framed(options: Namespace, task: Task, tokenizer: Any) -> Task:
     longest = options.max_new_tokens
     if options.chat is not None:
         return chat_task(task, tokenizer, instruction=options.chat, max_new_tokens=longest)
@@ -281,10 +354,8 @@ def framed(options: Namespace, task: Task, tokenizer: Any) -> Task:
 def _pairs(
     options: Namespace, model: Any, tokenizer: Any, task: Task, n: int, split: str = "train"
 ) -> PreferencePairs:
-    temperature = _temperature(options)
-    return sample_pairs(
-        model, tokenizer, task, n, split=split, seed=options.seed, temperature=temperature
-    )
+    settings = {"seed": options.seed, "temperature": temperature(options)}
+    return sample_pairs(model, tokenizer, task, n, split=split, **settings)
 
 
 def _row(options: Namespace, judged: bool, world: Processes) -> algorithms.Algorithm:
@@ -377,8 +448,11 @@ def _n(options: Namespace) -> int:
     return 512 if options.n is None else options.n
 
 
-def _temperature(options: Namespace) -> float:
-    return 1.0 if options.temperature is None else options.temperature
+def temperature(options: Namespace) -> float:
+    """That of --temperature. The greedy answer, which 0 would ask for, is measured beside it."""
+    value: float = 1.0 if options.temperature is None else options.temperature
+    check_temperature(value, "--temperature", greedy="each evaluation gives the greedy answer too")
+    return value
 
 
 def _every(options: Namespace, steps: int) -> int:

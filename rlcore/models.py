@@ -330,6 +330,8 @@ def _read(
     dtype: str | torch.dtype | None,
 ) -> tuple[Any, dict[str, Any], Any]:
     """Model, what transformers says about its weights, and tokenizer."""
+    if not os.fspath(path):
+        raise ValueError("path: found ''; wanted the name of a model folder")
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ValueError(f"path: {str(folder)!r} is not a model folder (it has no config.json)")

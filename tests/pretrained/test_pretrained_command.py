@@ -107,7 +107,7 @@ def stop() -> None:
         (["sft", "--start", "M", "--size", "nano"], "--size has no meaning with --start"),
         (["sft", "--start", "M", "--micro-batch-size", "2"], "--micro-batch-size has no meaning"),
         (["grpo", "--start", "M", "--micro-batch-size", "0"], "micro_batch_size: found 0"),
-        (["grpo", "--start", "M", "--lora", "0"], "rank: found 0"),
+        (["grpo", "--start", "M", "--lora", "0"], "--lora: found 0"),
         (["grpo", "--start", "M", "--revision", "a"], "revision: found 'a'"),
         (["grpo", "--start", "M", "--chat", "Sort"], "instruction: found 'Sort'"),
         (["grpo", "--start", "M", "--max-new-tokens", "0"], "max_new_tokens: found 0"),

@@ -225,7 +225,7 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
             ["train", "dpo", "--task", "reviews", "--out", "OUT", "--pairs-file", "nowhere"],
             "--pairs-file: found 'nowhere'; wanted a file that exists",
         ),
-        ([*GOOD, "--beta", "x"], "--beta: invalid"),
+        ([*GOOD, "--beta", "x"], "--beta: found 'x'; wanted a number or 'paper'"),
         ([*GOOD, "--updates-per-batch", "0"], "updates_per_batch: found 0"),
         ([*GOOD, "--max-sampling-rounds", "0"], "max_sampling_rounds: found 0"),
         ([*GOOD, "--evaluate-every", "-1"], "evaluate_every: found -1"),
@@ -242,7 +242,28 @@ GOOD = ["train", "grpo", "--task", "sort", "--out", "OUT", *SMALL]
                 ["--critic-learning-rate", "1"],
             )
         ),
-        ([*GOOD, "--temperature", "0"], "temperature: found 0.0"),
+        (
+            [*GOOD, "--temperature", "0"],
+            "error: --temperature: found 0.0; wanted .* above 0 .each evaluation gives the greedy",
+        ),
+        (
+            ["evaluate", "--task", "sort", "--model", "no", "--temperature", "0"],
+            "error: --temperature: found 0.0; wanted a finite number above 0 .each evaluation",
+        ),
+        ([*GOOD, "--lora", "100000"], "error: --lora: found 100000; wanted at most 32, the"),
+        (
+            ["train", "reward-model", *GOOD[2:6], "--size", "nano", "--lora", "33"],
+            "error: --lora: found 33; wanted at most 32",
+        ),
+        ([*GOOD, "--reward-model", ""], "error: --reward-model: found ''; wanted the name of a"),
+        (
+            ["train", "dpo", "--task", "reviews", "--out", "OUT", "--pairs-file", "."],
+            "error: --pairs-file: found the folder '.'; wanted a file",
+        ),
+        (
+            ["train", "grpo", "--task", "sort", "--out", "OUT", "--start", ""],
+            r"error: --start \(--model\): found ''; wanted the name of a model folder",
+        ),
         ([*GOOD, "--threads", "0"], "threads: found 0"),
         ([*GOOD, "--device", "tpu"], "device: "),
         ([*GOOD, "--n", "0"], "n: found 0"),
@@ -303,7 +324,69 @@ def test_a_start_of_another_task_is_an_error(tmp_path, capsys) -> None:
     models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, model)
     words = ["train", "grpo", "--task", "sort", "--out", str(tmp_path / "r"), "--start", str(model)]
     assert main([*words, "--quiet"]) == 2
-    assert "characters without a token" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    found = "error: --start (--model): found a model that cannot read the task sort; wanted"
+    assert found in error
+    assert "characters without a token" in error
+    assert not (tmp_path / "r").exists()  # the right command is not refused afterwards
+    assert main(["train", "sft", *words[2:], "--quiet"]) == 2
+    assert found in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+    assert main(["evaluate", "--task", "sort", "--model", str(model)]) == 2
+    assert found.replace("--start (--model)", "--model") in capsys.readouterr().err
+
+
+def saved(folder, task: str, *, scalar: bool = False) -> str:
+    """A small random model of a task, and the name of its folder."""
+    tokenizer = models.build_tokenizer(get_task(task).vocabulary)
+    model = models.build_model("nano", tokenizer, seed=0, max_length=64)
+    models.save(
+        models.build_scalar_model(model, seed=0) if scalar else model, tokenizer, folder / task
+    )
+    return str(folder / task)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["start", "sft"])
+def test_a_reward_model_of_another_tokenizer_is_refused(given: bool, tmp_path, capsys) -> None:
+    """That of reviews has more tokens than sort: without a look at the names it would train."""
+    start = ["--start", saved(tmp_path, "sort"), *SMALL[4:10], *SMALL[12:]] if given else SMALL
+    judge = saved(tmp_path, "reviews", scalar=True)
+    words = ["train", "ppo", "--task", "sort", *start, "--out", str(tmp_path / "run")]
+    assert main([*words, "--reward-model", judge]) == 2
+    error = capsys.readouterr().err
+    assert "error: --reward-model: found a model of another tokenizer, whose token 2 is " in error
+    assert error.endswith("wanted that of the start\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_response_longer_than_the_model_is_said_of_the_option(tmp_path, capsys) -> None:
+    """The longest that fits is trained on; sort's prompts have 7 tokens each."""
+    model = saved(tmp_path, "sort")
+    words = ["--task", "sort", "--max-new-tokens"]
+    started = ["--start", model, "--out", str(tmp_path / "run"), *SMALL[4:10], *SMALL[12:]]
+    error = "error: --max-new-tokens: found 58; wanted at most 57: the model has 64 positions"
+    assert main(["train", "grpo", *words, "58", *started]) == 2
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(["evaluate", *words, "58", "--model", model]) == 2
+    assert error in capsys.readouterr().err
+    assert main(["train", "grpo", *words, "57", *started]) == 0
+
+
+def test_a_pairs_file_without_pairs_is_said_of_the_option(tmp_path, capsys) -> None:
+    empty = tmp_path / "pairs.jsonl"
+    empty.write_bytes(b"")
+    words = ["train", "dpo", "--task", "reviews", "--out", str(tmp_path / "run")]
+    assert main([*words, "--pairs-file", str(empty)]) == 2
+    assert f"error: --pairs-file: {str(empty)!r} holds no pairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["grpo", "reward-model"])
+def test_a_rank_above_those_of_the_start_is_said_of_the_option(name, tmp_path, capsys) -> None:
+    words = ["--start", saved(tmp_path, "sort"), "--out", str(tmp_path / "run"), "--lora", "33"]
+    assert main(["train", name, "--task", "sort", *words]) == 2
+    assert "error: --lora: found 33; wanted at most 32" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_recipes_are_complete_and_changes_are_checked() -> None:
