@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ import torch
 from rlcore.checks import check_seed, check_whole
 from rlcore.sampling import sample
 from rlcore.tasks import Task, rate_all
+
+
+class EvaluationStopped(Exception):
+    """What `stop` of `evaluate` raises: there is no result."""
 
 
 def evaluate(
@@ -24,6 +29,7 @@ def evaluate(
     seed: int = 0,
     prompts_per_batch: int = 256,
     allow_unrated: bool = False,
+    stop: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
     """Mean verifier reward on `n` different problems of a split.
 
@@ -35,6 +41,8 @@ def evaluate(
     many different responses to a problem are right (reward 1), mean over all problems. missing:
     responses (both kinds) on which the verifier abstained or failed (see `rate`); they are left
     out. The problems and the random numbers depend on `seed` only.
+    stop: asked before each batch; where it says True the evaluation is given up, and
+    EvaluationStopped is raised.
 
     Raises ValueError as `Task.prompts` and `sample` do, and where no response was rated; with
     allow_unrated that mean and its standard error are None instead.
@@ -48,6 +56,8 @@ def evaluate(
     for name, copies in (("greedy", 1), ("sampled", samples_per_prompt)):
         means, lengths, cut, right = [], [], [], 0
         for first in range(0, n, prompts_per_batch):
+            if stop is not None and stop():
+                raise EvaluationStopped
             batch = prompts[first : first + prompts_per_batch]
             out = sample(
                 model,

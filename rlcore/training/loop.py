@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rlcore.checks import brief
+from rlcore.evaluation import EvaluationStopped
 from rlcore.files import WriteError
 from rlcore.models import save
 from rlcore.objectives import RewardHistory
@@ -97,7 +98,7 @@ def run_loop(
     learning_rate: Callable[[int], float],
     steps: int,
     seed: int,
-    evaluation: Callable[[], dict[str, Any]] | None,
+    evaluation: Callable[[Callable[[], bool]], dict[str, Any]] | None,
     evaluate_every: int,
     checkpoint_every: int,
     resume: bool,
@@ -108,11 +109,13 @@ def run_loop(
 ) -> Run:
     """Call `one_step` until `steps` are done; it returns a row of metrics, and what to show.
 
-    An interrupt (Ctrl-C, a kernel's stop button, SIGTERM) lets the step under way finish; a second
-    one does not, but waits for a file that is being written. Either way what was done is kept: the
-    run is returned with `interrupted`, the model is as trained so far, and the folder, if there is
-    one, has a checkpoint to resume from. After a SIGTERM the process then ends, see
+    An interrupt (Ctrl-C, a kernel's stop button, SIGTERM) lets the step under way finish, but no
+    evaluation: that is given up at its next batch, and a resumed run makes it. A second one does
+    not wait for the step, only for a file that is being written. Either way what was done is kept:
+    the run is returned with `interrupted`, the model is as trained so far, and the folder, if there
+    is one, has a checkpoint to resume from. After a SIGTERM the process then ends, see
     `deferred_interrupt`.
+    evaluation: called with what says whether to give up, see `evaluate`.
     extra: models and optimizers that belong to the run besides the policy's, kept in its
     checkpoints.
     divided: what of each step the processes share out, and how many. The main one alone evaluates
@@ -171,7 +174,7 @@ def run_loop(
             done = any(row["step"] == place.step for row in run.evaluations)
             if evaluation is not None and due and not done:
                 with place.timings.part("evaluation"):
-                    found = world.from_main(evaluation)
+                    found = world.from_main(lambda: evaluation(stop))
                 recorder.add("evaluations", {"step": place.step, **found})
 
         def finish() -> None:
@@ -202,6 +205,8 @@ def run_loop(
                         checkpoint()
                 bar.step(**shown)
             run.finished = place.step == steps
+        except EvaluationStopped:  # in all processes: it came to them from the main one
+            pass
         except KeyboardInterrupt:
             if world.size > 1:  # no signal raised it, and the other processes know nothing of it
                 recorder.give_up()

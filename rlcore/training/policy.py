@@ -289,7 +289,7 @@ def train_policy(
             learning_rate=lambda step: learning_rate * share(step),
             steps=steps,
             seed=seed,
-            evaluation=lambda: evaluate(
+            evaluation=lambda stop: evaluate(
                 model,
                 tokenizer,
                 task,
@@ -297,6 +297,7 @@ def train_policy(
                 samples_per_prompt=evaluate_samples,
                 temperature=temperature,
                 allow_unrated=True,
+                stop=stop,
             ),
             evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,

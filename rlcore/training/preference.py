@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -158,12 +158,14 @@ def train_preference(
             shown = {"loss": row["loss"], "margin": row.get("rewards/margins")}
             return row, {**shown, "accuracy": row.get("rewards/accuracies")}
 
-        def evaluation() -> dict[str, Any]:
+        def evaluation(stop: Callable[[], bool]) -> dict[str, Any]:
             found: dict[str, Any] = {}
             if measured is not None:
                 found |= measured.measure(model, at_once, isinstance(method, PreferenceMethod))
             if task is not None:
-                found |= evaluate(model, tokenizer, task, n=evaluate_n, allow_unrated=True)
+                found |= evaluate(
+                    model, tokenizer, task, n=evaluate_n, allow_unrated=True, stop=stop
+                )
             return found
 
         return run_loop(

@@ -115,7 +115,7 @@ def train_reward_model(
             seed=seed,
             evaluation=None
             if measured is None
-            else lambda: measured.measure(model, micro_batch_size or batch_size),
+            else lambda stop: measured.measure(model, micro_batch_size or batch_size),
             evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,
             resume=resume,

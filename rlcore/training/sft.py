@@ -148,7 +148,9 @@ def train_sft(
             learning_rate=rate,
             steps=steps,
             seed=seed,
-            evaluation=lambda: evaluate(model, tokenizer, task, n=evaluate_n, allow_unrated=True),
+            evaluation=lambda stop: evaluate(
+                model, tokenizer, task, n=evaluate_n, allow_unrated=True, stop=stop
+            ),
             evaluate_every=evaluate_every,
             checkpoint_every=checkpoint_every,
             resume=resume,

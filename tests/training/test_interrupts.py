@@ -133,6 +133,46 @@ def test_sigterm_finishes_the_step_and_is_then_what_it_was(
     assert rest.metrics == undisturbed[0].metrics
 
 
+EVALUATIONS = {
+    "at the start": (0, 2),
+    "between": (2, 4 + 2 * 8 + 1),
+    "at the end": (STEPS, 4 + 2 * 8 + 4 + 2 * 8 + 1),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", EVALUATIONS)
+def test_an_evaluation_is_given_up(where, number, coin, make, undisturbed, tmp_path) -> None:
+    """No other batch is sampled after one signal, and a run that goes on makes the evaluation."""
+    step, when = EVALUATIONS[where]
+    whole, wanted = undisturbed
+    seen, heard = {"n": 0}, []
+
+    def verify(problem: str, response: str) -> float | None:
+        seen["n"] += 1
+        if seen["n"] == when:
+            os.kill(os.getpid(), number)
+        return coin.verify(problem, response)
+
+    before = signal.signal(signal.SIGTERM, lambda *signalled: heard.append(signalled[0]))
+    try:
+        task = replace(coin, verify=verify)
+        run = train_policy(*make(), task, row("grpo"), **POLICY, out=tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen["n"] == when + when % 2  # the rest of the batch: two problems, a response each
+    assert heard == [signal.SIGTERM] * (number == signal.SIGTERM)
+    assert (len(run.metrics), run.finished, run.interrupted) == (step, False, True)
+    assert run.evaluations == [row for row in whole.evaluations if row["step"] < step]
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["step"] == step
+    again, tokenizer = make()
+    rest = train_policy(again, tokenizer, coin, row("grpo"), **POLICY, out=tmp_path, resume=True)
+    assert rest.finished
+    assert (rest.metrics, rest.evaluations) == (whole.metrics, whole.evaluations)
+    assert torch.equal(weights(again), wanted)
+
+
 def test_the_command_ends_after_sigterm_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = "train sft --task sort --size nano --sft-steps 100000 --sft-batch-size 2 --quiet"
