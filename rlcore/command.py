@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import random
 import re
 import runpy
@@ -475,4 +476,15 @@ def _function(place: str | None) -> Callable[..., Any] | None:
     found = runpy.run_path(file).get(name)
     if not callable(found):
         raise ValueError(f"--advantages: {file} defines no function {name!r}")
+    try:
+        signature = inspect.signature(found)
+    except (ValueError, TypeError):  # one of C, say, does not tell
+        return cast("Callable[..., Any]", found)
+    try:
+        signature.bind("rewards", "group_ids")
+    except TypeError as error:
+        raise ValueError(
+            f"--advantages: {name}{signature} cannot be called ({error}); wanted a function of "
+            "(rewards, group_ids)"
+        ) from error
     return cast("Callable[..., Any]", found)

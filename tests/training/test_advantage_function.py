@@ -74,6 +74,28 @@ def test_bad_places(place: str, message: str, capsys, tmp_path) -> None:
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        ("def k(r): pass", "--advantages: k(r) cannot be called (too many positional arguments)"),
+        (
+            "def k(r, ids, more): pass",
+            "(missing a required argument: 'more'); wanted a function of",
+        ),
+        ("k = lambda *, r, ids: r", "--advantages: k(*, r, ids) cannot be called (too many"),
+    ],
+)
+def test_functions_of_other_arguments(definition: str, message: str, capsys, tmp_path) -> None:
+    """They are refused before anything is trained."""
+    (tmp_path / "f.py").write_text(definition)
+    arguments = ["train", "grpo", "--task", "sort", "--size", "nano", "--sft-steps", "1"]
+    place, out = f"{tmp_path / 'f.py'}:k", tmp_path / "r"
+    code = main([*arguments, "--quiet", "--out", str(out), "--advantages", place])
+    assert code == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_the_suspect_breaks_the_bound_of_a_group() -> None:
     """Its z-score runs over 32 prompts, so it reaches sqrt(31), beyond sqrt(7) for groups of 8."""
     suspect = runpy.run_path(str(SUSPECT))["advantages"]
