@@ -146,7 +146,9 @@ def run_loop(
                 raise ValueError(f"resume: {path} is damaged ({brief(error)})") from error
 
         def stopped(error: WriteError) -> WriteError:
-            return WriteError(f"{error}{told(path, good, place.step)}", error, run)
+            whole = WriteError(f"{error}{told(path, good, place.step)}", error, run)
+            whole.add_note("Model and `run` of this error are usable.")  # in Python, not in a shell
+            return whole
 
         try:
             recorder.begin(place.step, seconds)
@@ -252,7 +254,7 @@ def told(path: Path | None, good: int | None, step: int) -> str:
     kept = f"the last good checkpoint, {path}, is of step {good}: resume goes on from it"
     if good is None:
         kept = "there is no checkpoint yet"
-    return f". The run stopped after step {step}; {kept}. Model and `run` of this error are usable"
+    return f". The run stopped after step {step}; {kept}"
 
 
 def apply_gradient(

@@ -93,6 +93,7 @@ def check_stopped(error: WriteError, out: Path, why: str) -> None:
     else:
         assert f"the last good checkpoint, {out / 'checkpoint.pt'}, is of step {good}:" in said
     assert "\n" not in said
+    assert error.__notes__ == ["Model and `run` of this error are usable."]
     for name in LOGS:
         rows, path = read_lines(out / f"{name}.jsonl"), out / f"{name}.jsonl"
         if path.exists():
@@ -333,6 +334,7 @@ def test_the_command_says_it_in_a_line(tmp_path: Path, capsys) -> None:
     assert status == 1
     assert said.startswith(f"rlcore: error: {tmp_path / 'run' / 'metrics.jsonl'} could not be wri")
     assert said.count("\n") == 1
+    assert "usable" not in said  # a shell has no model and no error
 
 
 def test_a_run_folder_that_cannot_be(make, coin, tmp_path: Path) -> None:
