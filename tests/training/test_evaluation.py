@@ -77,7 +77,7 @@ def test_missing_rewards_are_left_out_and_counted(coin, make) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [lambda: 1 / 0, lambda: math.nan, lambda: math.inf, lambda: 1e308, lambda: "x", lambda: [1.0]],
+    [lambda: 1 / 0, lambda: math.nan, lambda: math.inf, lambda: 1e308, lambda: "1", lambda: [1.0]],
     ids=["raises", "nan", "inf", "1e308", "text", "list"],
 )
 def test_a_bad_verifier_is_missing_as_in_training(bad, coin, make) -> None:
@@ -89,7 +89,7 @@ def test_a_bad_verifier_is_missing_as_in_training(bad, coin, make) -> None:
         evaluate(*make(), replace(coin, verify=lambda p, r: bad()), n=5)
 
 
-@pytest.mark.parametrize("one", ["1", True, torch.tensor(1.0)], ids=["text", "bool", "tensor"])
+@pytest.mark.parametrize("one", [True, torch.tensor(1.0)], ids=["bool", "tensor"])
 def test_what_training_takes_for_a_number_evaluation_takes_too(one, coin, make) -> None:
     result = evaluate(*make(), replace(coin, verify=lambda p, r: one), n=5)
     assert all(type(value) is float for value in result.values())
