@@ -69,6 +69,9 @@ class Endless:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tokenizer, name)
 
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self.tokenizer(*arguments, **options)
 
