@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import tempfile
 import time
 import warnings
@@ -265,7 +266,8 @@ def samplers(size: str, rows: int, new_tokens: int) -> dict[str, Any]:
 
 def updates(size: str, rows: int, new_tokens: int) -> tuple[dict[str, Any], dict[str, float]]:
     """Sides: our update on a batch in which every row counts; the model's own forward and backward
-    pass over the whole rows; a product of matrices. And the floating-point operations of each."""
+    pass over the whole rows; products of matrices, as many as have the operations of that pass, so
+    that all are as long at work. And the floating-point operations of each."""
     import random
 
     from rlcore.training.judge import Judged
@@ -308,15 +310,19 @@ def updates(size: str, rows: int, new_tokens: int) -> tuple[dict[str, Any], dict
         optimizer.step()
         optimizer.zero_grad()
 
-    def matmul() -> None:
-        square @ square
-
     length = samples.input_ids.shape[1] - new_tokens
     whole = flops(model, rows, length + new_tokens)
+    one = 2.0 * len(square) ** 3
+    products = math.ceil(whole / one)
+
+    def matmul() -> None:
+        for _ in range(products):
+            square @ square
+
     return {"ours": ours, "own": own, "matmul": matmul}, {
         "whole_rows": whole,
         "computed": computed_flops(model, len(prompts), length, rows, new_tokens),
-        "matmul": 2.0 * 1024**3,
+        "matmul": products * one,
     }
 
 

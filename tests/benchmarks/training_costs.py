@@ -52,7 +52,7 @@ class Plan:
     sizes: tuple[str, ...] = ("tiny", "small")
     batches: tuple[int, ...] = (64, 128, 256, 512)
     new_tokens: int = 32
-    seconds: float = 6.0  # for a comparison, all sides together; three rounds at least
+    seconds: float = 8.0  # for a comparison, all sides together; three rounds at least
     runs: int = 3
     run_steps: int = 120
     sft_steps: int | None = None  # None: as the recipe has it
@@ -246,14 +246,18 @@ def compared(found: dict[str, Any], rows: int, plan: Plan, kind: str) -> dict[st
         "seconds": {name: digits(statistics.median(values)) for name, values in times.items()},
     }
     if kind == "update":
-        best = {name: min(values) for name, values in times.items()}
         operations = found["operations"]
-        rate = operations["matmul"] / best["matmul"]
-        entry["matmul_gflops"] = round(rate / 1e9, 1)
+        rates = [operations["matmul"] / seconds for seconds in times["matmul"]]
+        entry["matmul_gflops"] = round(statistics.median(rates) / 1e9, 1)
+
+        def share(count: str, side: str) -> float:
+            pairs = zip(rates, times[side], strict=True)
+            return digits(statistics.median(operations[count] / s / rate for rate, s in pairs))
+
         entry["share"] = {
-            "whole_rows": digits(operations["whole_rows"] / best["ours"] / rate),
-            "computed": digits(operations["computed"] / best["ours"] / rate),
-            "model_alone": digits(operations["whole_rows"] / best["own"] / rate),
+            "whole_rows": share("whole_rows", "ours"),
+            "computed": share("computed", "ours"),
+            "model_alone": share("whole_rows", "own"),
         }
         entry["ratio"] = spread(times["ours"], times["own"])
         return entry
