@@ -70,9 +70,10 @@ def _let_go() -> None:
 
 
 if sys.platform == "win32":
-    import msvcrt
 
     def _lock(number: int) -> None:
+        import msvcrt
+
         msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
 
 else:
