@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from rlcore.training.checkpoint import (
 from rlcore.training.interrupt import deferred_interrupt
 from rlcore.training.nonfinite import diagnose
 from rlcore.training.processes import ALONE, Processes
-from rlcore.training.progress import Progress
+from rlcore.training.progress import Progress, warn
 from rlcore.training.record import Recorder, Run
 from rlcore.training.timing import Timings
 
@@ -134,8 +133,7 @@ def run_loop(
         if resume and path is not None:
             saved = world.from_main(lambda: read_checkpoint(path, run.settings))
             if saved is None and world.is_main:  # also without a bar: it may be another folder
-                said = f"resume: {path.parent} holds no checkpoint; the run starts anew"
-                print(said, file=sys.stderr, flush=True)
+                warn(f"resume: {path.parent} holds no checkpoint; the run starts anew")
         if saved is not None:
             try:
                 for name, part in kept.items():
