@@ -198,7 +198,7 @@ def test_no_copy_of_the_logits_is_made_wider_than_a_slice(
     with Made() as backward:
         values.backward(torch.ones_like(values))
     for made in (forward, backward):
-        assert made.operations & {"exp", "exp_"}  # what is inside of the function is seen
+        assert "exp2_" in made.operations  # what is inside of the function is seen
     for made in (forward, backward):
         assert 512 <= made.largest(torch.float32, torch.float64) <= slice_
         assert made.largest(torch.bool, torch.int64) <= slice_
