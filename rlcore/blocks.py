@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from rlcore.objectives._checks import check_no_graph
+
 CACHED = 2**18  # numbers of one tensor that a processor's cache holds beside some others
 
 
@@ -47,12 +49,6 @@ def _norm_backward(
     return pushed.sub_(scaled * along).mul_(scale), (grad * scaled).sum(0)
 
 
-def _only_once() -> None:
-    """Raises where a gradient is to be differentiated again: what is kept does not suffice."""
-    if torch.is_grad_enabled():
-        raise RuntimeError("a gradient through rlcore.blocks has no graph: create_graph is True")
-
-
 class _Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -62,7 +58,7 @@ class _Norm(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _only_once()
+        check_no_graph()
         scaled, scale, weight = ctx.saved_tensors
         size = grad.shape
         grad, scaled, scale = grad.flatten(0, -2), scaled.flatten(0, -2), scale.flatten(0, -2)
@@ -91,7 +87,7 @@ class _FeedForward(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _only_once()
+        check_no_graph()
         norm, gate, up, down, *kept = ctx.saved_tensors
         to_x, to_norm = torch.empty_like(grad), torch.zeros_like(norm)
         to_gate, to_up, to_down = map(torch.empty_like, (gate, up, down))

@@ -121,6 +121,13 @@ def to_float(values: Tensor) -> Tensor:
     return values if values.dtype in WIDE else values.float()
 
 
+def check_no_graph() -> None:
+    """RuntimeError in a backward pass that is to be differentiated again: it computes without a
+    graph, and its gradient would be wrong."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("create_graph must be False: rlcore's gradients have no graph; got True")
+
+
 def scalar(value: float, like: Tensor) -> Tensor:
     """A number to divide by: torch takes twice as long with one of Python's.  On the CPU, which
     goes with tensors of any device."""

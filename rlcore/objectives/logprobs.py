@@ -6,19 +6,16 @@ held a second time in float32, twice its size; and a slice stays in the processo
 operation to the next.
 """
 
-import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from itertools import chain, repeat
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from rlcore.objectives._checks import check_number, describe, is_dense, to_float
+from rlcore.objectives._checks import check_no_graph, check_number, describe, is_dense
 
-Function = TypeVar("Function", bound=Callable)
 Room = Tensor | None  # to leave a result in
 
 SLICE = 2**18  # logits worked on at once by one core: 1 MiB in float32
@@ -26,7 +23,9 @@ LEAST = 2**14  # and at least so many, below which starting an operation costs m
 FORWARD, BACKWARD = 2, 3  # slices of logits that have to be copied, at least: see `_slices`
 SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 INTEGERS = (*SIGNED, torch.uint32, torch.uint16, torch.uint8)
-BITS = torch.tensor(math.log2(math.e))  # of a nat; torch takes twice as long with a float
+# Of a nat.  exp(x) = 2^(x BITS), which takes some processors half the time.  Its last bits are
+# others, so it is for narrow logits alone.  (With a number of Python's, torch takes longer.)
+BITS = torch.tensor(math.log2(math.e), device="cpu")
 CORES_OF_A_GPU = 64  # slices of 64 MiB, so that starting an operation costs nothing beside it
 
 
@@ -48,6 +47,7 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     Autocast does not reach it, nor ``entropy``: both are computed as outside of it.
 
     ValueError: shapes that do not fit, T < 2, ids outside the vocabulary, ``temperature`` < 1e-30.
+    RuntimeError: a backward pass with ``create_graph``.
     """
     temperature = check_temperature(temperature)
     if not _are_logits(logits) or logits.dim() != 3:
@@ -85,7 +85,8 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     ``logits`` (..., V) -> (...), in float32 (float64 for float64 logits).  A logit of -inf (a token
     that sampling excludes) counts as probability 0 and adds nothing.
 
-    ValueError: no vocabulary axis, ``temperature`` < 1e-30.
+    ValueError: no vocabulary axis, ``temperature`` < 1e-30.  RuntimeError: a backward pass with
+    ``create_graph``.
     """
     temperature = check_temperature(temperature)
     if not _are_logits(logits) or logits.dim() < 1:
@@ -107,6 +108,8 @@ def check_temperature(temperature: float) -> float:
     """Greedy decoding (temperature 0) puts probability 1 on one token: there is no log-prob to
     compare and no importance ratio, so an objective refuses it.  Below 1e-30, logits divided by it
     leave the range of float32."""
+    if type(temperature) is float and 1e-30 <= temperature < math.inf:
+        return temperature
     if isinstance(temperature, int | float) and temperature == 0:
         raise ValueError(
             "temperature must be > 0: greedy decoding (temperature 0) has no log-probs to train "
@@ -130,34 +133,28 @@ def _slices(logits: Tensor, *rows: Tensor | None, least: int) -> Iterator[tuple[
     in the backward pass, together with their gradient).
     """
     vocabulary = logits.shape[-1]
-    cores = torch.get_num_threads() if logits.device.type == "cpu" else CORES_OF_A_GPU
+    cores = torch.get_num_threads() if logits.is_cpu else CORES_OF_A_GPU
     step = max(1, SLICE * cores // vocabulary)
     if logits.itemsize < 4:
-        share = math.ceil(logits.shape[:-1].numel() / least)
+        share = math.ceil(logits.numel() / vocabulary / least)
         step = min(step, max(share, LEAST // vocabulary, 1))
-    tables = _tables(logits)
-    if len(tables) == 1:
-        return _cut(_sizes(tables[0].shape[0], step), tables[0], *rows)
+    try:
+        return _cut(step, logits.view(-1, vocabulary), *rows)
+    except RuntimeError:  # no view of these strides
+        tables = _tables(logits)
     lengths = [table.shape[0] for table in tables]
-    parts = zip(tables, _cut(lengths, *rows), strict=False)
-    return itertools.chain.from_iterable(
-        _cut(_sizes(table.shape[0], step), table, *own) for table, own in parts
-    )
+    columns = [repeat(None) if row is None else row.split(lengths) for row in rows]
+    return chain.from_iterable(_cut(step, *own) for own in zip(tables, *columns, strict=False))
 
 
-def _cut(sizes: list[int], *rows: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Rows cut into parts of these sizes, those of one part side by side; of None, only None."""
-    return zip(
-        # half the cost of `split`
-        *(itertools.repeat(None) if row is None else row.split_with_sizes(sizes) for row in rows),
-        strict=False,
-    )
-
-
-def _sizes(rows: int, step: int) -> list[int]:
-    """Rows of each slice of a table; of an empty one, of one slice."""
-    whole, rest = divmod(rows, step)
-    return [step] * whole + ([rest] if rest or not whole else [])
+def _cut(step: int, table: Tensor, *rows: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """``step`` rows of a table, and of others as long, at a time; of an empty one, no row once."""
+    whole, rest = divmod(table.shape[0], step)
+    sizes = [step] * whole + ([rest] if rest or not whole else [])
+    columns = [  # half the cost of `split`
+        repeat(None) if row is None else row.split_with_sizes(sizes) for row in rows
+    ]
+    return zip(table.split_with_sizes(sizes), *columns, strict=False)
 
 
 def _tables(logits: Tensor) -> list[Tensor]:
@@ -167,52 +164,24 @@ def _tables(logits: Tensor) -> list[Tensor]:
         return [table for part in logits for table in _tables(part)]
 
 
-class _Scale(NamedTuple):
-    """What is done to logits before their softmax."""
-
-    temperature: float
-    shift: Tensor | None = None  # (N, 1), taken off each row, which changes no softmax
-
-
 def _wide(table: Tensor, shift: Tensor | None, temperature: float) -> Tensor:
-    """Logits over the temperature, in float32 or wider: the table itself where it is that."""
-    wide = to_float(table)
+    """Logits (n, V), less the shift of each row, (n, 1), which changes no softmax, over the
+    temperature; in float32 or wider: the table itself where it is that."""
+    wide = table.float() if table.itemsize < 4 else table
     if shift is not None:
         wide = wide - shift
-    return _over(wide, temperature)
+    return wide if temperature == 1 else wide / temperature
 
 
-def _over(values: Tensor, temperature: float) -> Tensor:
-    return values if temperature == 1 else values / temperature
-
-
-def _within_range(
-    compute: Callable[[_Scale], list[Tensor]], logits: Tensor, temperature: float
-) -> tuple[list[Tensor], _Scale]:
-    """What ``compute`` gives, a result for each row, (N, 1), and what goes with it.  A temperature
-    below 1 may carry logits out of the range, to inf - inf; the rows where it did are computed
-    again from their distances to their largest, the others stay as they are, to the bit."""
-    scale = _Scale(temperature)
-    found = compute(scale)
-    if temperature < 1 and bool(found[0].sum().isnan()):
-        tables = _slices(logits, least=FORWARD)
-        largest = torch.cat([to_float(table).amax(dim=-1, keepdim=True) for (table,) in tables])
-        scale = _Scale(temperature, torch.where(found[0].isnan(), largest, 0.0))
-        found = compute(scale)
-    return found, scale
-
-
-def _without_autocast(function: Function) -> Function:
-    """Autocast would have some of the arithmetic done in half precision."""
-
-    @functools.wraps(function)
-    def wrapped(ctx: Any, values: Tensor, *rest: Any) -> Any:
-        if not torch.is_autocast_enabled(values.device.type):  # to switch it off costs 10 us
-            return function(ctx, values, *rest)
-        with torch.autocast(values.device.type, enabled=False):
-            return function(ctx, values, *rest)
-
-    return cast(Function, wrapped)
+def _shift(logits: Tensor, temperature: float, result: Tensor) -> Tensor | None:
+    """A temperature below 1 may carry logits out of the range, to inf - inf.  The rows of the
+    ``result`` (N, 1) where it did are computed again from their distances to their largest, the
+    others with a shift of 0, so that they stay as they are, to the bit.  None: there is none."""
+    if temperature >= 1 or not bool(result.sum().isnan()):
+        return None
+    tables = _slices(logits, least=FORWARD)
+    largest = torch.cat([_wide(table, None, 1).amax(dim=-1, keepdim=True) for (table,) in tables])
+    return torch.where(result.isnan(), largest, 0.0)
 
 
 def _join(rows: list[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -227,7 +196,7 @@ def _no_view(values: Tensor) -> Tensor:
 
 
 def _gradient(
-    logits: Tensor, gradient: Tensor, scale: _Scale, change: Callable[..., Tensor], *rows: Tensor
+    ctx: Any, logits: Tensor, gradient: Tensor, change: Callable[..., Tensor], *rows: Tensor
 ) -> Tensor:
     """The gradient of the logits, from that of their rows, (N, 1).  ``change`` computes it for a
     table of scaled logits, from its part of the ``rows`` (N, 1), whose first is 0 where the
@@ -236,18 +205,18 @@ def _gradient(
     result = logits.new_empty(logits.shape)
     flat = result.view(-1, logits.shape[-1])
     idle = gradient.logical_not().nonzero()[:, 0]
-    idles = idle.shape[0]
-    for table, place, shift, *own in _slices(logits, flat, scale.shift, *rows, least=BACKWARD):
+    idles, narrow = idle.shape[0], logits.itemsize < 4
+    for table, place, shift, *own in _slices(logits, flat, ctx.shift, *rows, least=BACKWARD):
         if idles >= table.shape[0] > 0 and not bool(own[0].any()):
             place.zero_()
             continue
-        scores = _wide(table, shift, scale.temperature)
+        scores = _wide(table, shift, ctx.temperature)
         room = None if scores is table else scores
-        out = place if place.dtype == scores.dtype else None
-        found = change(scores, room, out, *own)
-        if out is None:
-            place.copy_(found)
-        del scores, room, found  # before the next ones are made
+        if narrow:
+            place.copy_(change(scores, room, None, *own))
+        else:
+            change(scores, room, place, *own)
+        del scores, room  # before the next ones are made
     if idles > 0:
         flat.index_fill_(0, idle, 0.0)
     return result
@@ -258,107 +227,126 @@ class _TokenLogprobs(torch.autograd.Function):
     the last position, (B, T-1)."""
 
     @staticmethod
-    @_without_autocast
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        shape, ids = ids.shape, ids.reshape(-1, 1)
-
-        def compute(scale: _Scale) -> list[Tensor]:
-            rows: list[tuple[Tensor, ...]] = []
-            for table, shift, own in _slices(logits, scale.shift, ids, least=FORWARD):
-                scores = _wide(table, shift, scale.temperature)
-                top = scores.amax(dim=-1, keepdim=True)
-                room = None if scores is table else scores
-                below = _below(scores, top, room)
-                chosen = below.gather(1, own)
-                weights = _exp(below, below, narrow=table.itemsize < 4)
-                rows.append((chosen, top, weights.sum(dim=-1, keepdim=True)))
-                del scores, room, below, weights  # before the next ones are made
-            chosen, top, size = _join(rows)
-            return [chosen.sub_(size.log()), top, size]
-
-        (result, top, size), ctx.scale = _within_range(compute, logits, temperature)
-        ctx.save_for_backward(logits, ids, top, size)
-        return _no_view(result.view(shape)[:, :-1])
+        column = ids.reshape(-1, 1)
+        result, top, size = _logprobs(logits, column, temperature, None)
+        shift = _shift(logits, temperature, result)
+        if shift is not None:
+            result, top, size = _logprobs(logits, column, temperature, shift)
+        ctx.save_for_backward(logits, column, top, size)
+        ctx.temperature, ctx.shift = temperature, shift
+        return _no_view(result.view(ids.shape)[:, :-1])
 
     @staticmethod
-    @once_differentiable
-    @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        check_no_graph()
         logits, ids, top, size = ctx.saved_tensors
 
-        def change(scores: Tensor, room: Room, out: Room, *own: Tensor) -> Tensor:
-            push, share, own_top, own_ids = own
+        def change(
+            scores: Tensor, room: Room, out: Room, push: Tensor, share: Tensor, top: Tensor,
+            ids: Tensor,
+        ) -> Tensor:  # fmt: skip
             # d log pi(y) / dz_v = 1[v = y] - pi(v)
-            below = _below(scores, own_top, room if out is None else out)
-            weights = _exp(below, below, narrow=out is None)
-            return weights.mul_(share).scatter_add_(1, own_ids, push)
+            if out is None:
+                weights = scores.sub_(top).mul_(BITS).exp2_()
+            else:
+                weights = torch.sub(scores, top, out=out).exp_()
+            return weights.mul_(share).scatter_add_(1, ids, push)
 
         gradient = torch.constant_pad_nd(gradient, (0, 1)).reshape(-1, 1)
-        push = _over(gradient, ctx.scale.temperature)
+        push = gradient if ctx.temperature == 1 else gradient / ctx.temperature
         rows = push, push / -size, top, ids
-        return _gradient(logits, gradient, ctx.scale, change, *rows), None, None
+        return _gradient(ctx, logits, gradient, change, *rows), None, None
+
+
+def _logprobs(
+    logits: Tensor, ids: Tensor, temperature: float, shift: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Log-probs of the ids (N, 1), largest scores and sums of the weights, each (N, 1).
+
+    The exponential and its sum are all there is to a softmax, and torch is quicker at them than at
+    its own."""
+    narrow = logits.itemsize < 4
+    rows: list[tuple[Tensor, ...]] = []
+    for table, own_shift, own_ids in _slices(logits, shift, ids, least=FORWARD):
+        scores = _wide(table, own_shift, temperature)
+        top = scores.amax(dim=-1, keepdim=True)
+        below = scores - top if scores is table else scores.sub_(top)
+        chosen = below.gather(1, own_ids)
+        weights = below.mul_(BITS).exp2_() if narrow else below.exp_()
+        rows.append((chosen, top, weights.sum(dim=-1, keepdim=True)))
+        del scores, below, weights  # before the next ones are made
+    chosen, top, size = _join(rows)
+    return chosen.sub_(size.log()), top, size
 
 
 class _Entropy(torch.autograd.Function):
     """Logits (..., V) -> entropy of softmax(logits / temperature), (...)."""
 
     @staticmethod
-    @_without_autocast
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
-        def attempt(scale: _Scale, *, bounded: bool) -> list[Tensor]:
-            rows: list[tuple[Tensor, ...]] = []
-            for table, shift in _slices(logits, scale.shift, least=FORWARD):
-                scores = _wide(table, shift, scale.temperature)
-                top = scores.amax(dim=-1, keepdim=True)
-                room = None if scores is table else scores
-                below = _below(scores, top, room, bounded=bounded)
-                weights = _exp(below, narrow=table.itemsize < 4)
-                size = weights.sum(dim=-1, keepdim=True)
-                rows.append((top, size, weights.mul_(below).sum(dim=-1, keepdim=True)))
-                del scores, room, below, weights  # before the next ones are made
-            top, size, mean = _join(rows)
-            mean.div_(size)
-            # log p_v = below_v - log size, so H = log size - E[below]: no term < 0
-            return [size.log() - mean, top, size, mean]
-
-        def compute(scale: _Scale) -> list[Tensor]:
-            found = attempt(scale, bounded=False)
-            ctx.bounded = bool(found[0].sum().isnan())  # 0 log 0, for one
-            return attempt(scale, bounded=True) if ctx.bounded else found
-
-        (result, *rows), ctx.scale = _within_range(compute, logits, temperature)
+        ctx.bounded, found = _entropies(logits, temperature, None)
+        shift = _shift(logits, temperature, found[0])
+        if shift is not None:
+            ctx.bounded, found = _entropies(logits, temperature, shift)
+        result, *rows = found
         ctx.save_for_backward(logits, *rows)
+        ctx.temperature, ctx.shift = temperature, shift
         return _no_view(result.view(logits.shape[:-1]))
 
     @staticmethod
-    @once_differentiable
-    @_without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        check_no_graph()
         logits, top, size, mean = ctx.saved_tensors
 
-        def change(scores: Tensor, room: Room, out: Room, *own: Tensor) -> Tensor:
-            share, own_top, own_mean = own
+        def change(
+            scores: Tensor, room: Room, out: Room, share: Tensor, top: Tensor, mean: Tensor
+        ) -> Tensor:
             # dH/dz_v = -p_v (log p_v + H) = -p_v (below_v - E[below])
-            below = _below(scores, own_top, room, bounded=ctx.bounded)
+            below = _below(scores, top, room, bounded=ctx.bounded)
             weights = _exp(below, out, narrow=out is None)
-            return weights.mul_(below.sub_(own_mean)).mul_(share)
+            return weights.mul_(below.sub_(mean)).mul_(share)
 
         gradient = gradient.reshape(-1, 1)
-        share = _over(gradient, ctx.scale.temperature) / -size
-        return _gradient(logits, gradient, ctx.scale, change, share, top, mean), None
+        push = gradient if ctx.temperature == 1 else gradient / ctx.temperature
+        return _gradient(ctx, logits, gradient, change, push / -size, top, mean), None
+
+
+def _entropies(
+    logits: Tensor, temperature: float, shift: Tensor | None
+) -> tuple[bool, list[Tensor]]:
+    """Whether the scores had to be bounded, and as rows (N, 1): entropy, largest score, sum of the
+    weights and mean of the scores below the largest."""
+
+    def attempt(bounded: bool) -> list[Tensor]:
+        narrow = logits.itemsize < 4
+        rows: list[tuple[Tensor, ...]] = []
+        for table, own_shift in _slices(logits, shift, least=FORWARD):
+            scores = _wide(table, own_shift, temperature)
+            top = scores.amax(dim=-1, keepdim=True)
+            room = None if scores is table else scores
+            below = _below(scores, top, room, bounded=bounded)
+            weights = _exp(below, None, narrow=narrow)
+            size = weights.sum(dim=-1, keepdim=True)
+            rows.append((top, size, weights.mul_(below).sum(dim=-1, keepdim=True)))
+            del scores, room, below, weights  # before the next ones are made
+        top, size, mean = _join(rows)
+        mean.div_(size)
+        # log p_v = below_v - log size, so H = log size - E[below]: no term < 0
+        return [size.log() - mean, top, size, mean]
+
+    found = attempt(bounded=False)
+    bounded = bool(found[0].sum().isnan())  # 0 log 0, for one
+    return bounded, attempt(bounded=True) if bounded else found
 
 
 def _below(scores: Tensor, top: Tensor, room: Room, *, bounded: bool = False) -> Tensor:
     """How far scores (n, V) lie below the largest of their row, (n, 1), in ``room`` if there is
-    some.  ``bounded``: kept finite, so that 0 log 0 is 0 for a score of -inf.
-
-    The exponential of it and its sum are all there is to a softmax, and torch is quicker at them
-    than at its own."""
+    some.  ``bounded``: kept finite, so that 0 log 0 is 0 for a score of -inf."""
     below = scores.sub_(top) if room is scores else torch.sub(scores, top, out=room)
     return below.clamp_(min=torch.finfo(below.dtype).min) if bounded else below
 
 
-def _exp(values: Tensor, out: Room = None, *, narrow: bool) -> Tensor:
-    """exp(values), in ``out`` if there is one.  ``narrow``: for logits of less than float32, by a
-    power of 2, which takes half the time on some processors; its last bits are others."""
+def _exp(values: Tensor, out: Room, *, narrow: bool) -> Tensor:
+    """exp(values), in ``out`` if there is one."""
     return torch.mul(values, BITS, out=out).exp2_() if narrow else torch.exp(values, out=out)

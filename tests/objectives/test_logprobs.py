@@ -223,6 +223,28 @@ def test_the_copy_of_a_slice_is_small_beside_small_logits(function: str) -> None
 
 
 @pytest.mark.parametrize("function", ["token_logprobs", "entropy"])
+def test_a_gradient_of_the_gradient_is_refused(function: str) -> None:
+    """It would be wrong: the backward pass does not say how it depends on the logits."""
+    logits = torch.randn(2, 3, 4).requires_grad_()
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    values = entropy(logits) if function == "entropy" else token_logprobs(logits, ids)
+    with pytest.raises(RuntimeError, match="create_graph must be False"):
+        torch.autograd.grad(values.sum(), logits, create_graph=True)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e6, 3e38])
+def test_narrow_logits_of_great_size_keep_their_ties(scale: float) -> None:
+    """2^x in place of e^x is taken of the distances, which are exact."""
+    logits = torch.tensor([[[1.0, -1.0, 1.0], [0.0, 0.0, 0.0]]]).mul(scale).bfloat16()
+    logits.requires_grad_()
+    scores = token_logprobs(logits, torch.tensor([[0, 2]]))
+    assert scores.item() == pytest.approx(-math.log(2), rel=1e-6)
+    (gradient,) = torch.autograd.grad(scores.sum(), logits)
+    assert gradient[0, 0].tolist() == [-0.5, 0.0, 0.5]
+    assert entropy(logits)[0].tolist() == pytest.approx([math.log(2), math.log(3)], rel=1e-6)
+
+
+@pytest.mark.parametrize("function", ["token_logprobs", "entropy"])
 def test_a_result_may_be_changed_in_place(function: str) -> None:
     logits, ids = example()
     gradients = []
