@@ -12,6 +12,7 @@ there is no padding. That is where most of the time of a compact model goes.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlcore.kv_cache import ColumnCache, RowCache, Sizes, kv_cache
 from rlcore.llama import angles, is_plain_llama, side_by_side
 from rlcore.models import padding
 
-BLOCK = 64  # columns by which a cache grows at least
-WIDE = 16  # columns that a processor's softmax takes at once
-PLAIN_LOOP = 400  # numbers in a matrix below which torch.bmm takes a plain loop, not a library
-
-Attend = Callable[["_Layer", Tensor, Tensor], Tensor]
-# Queries (rows, n, heads, D), keys and values (rows, n, 2, key heads, D) of a layer -> what the
-# heads read, (rows, n, d).
+Attend = Callable[[int, Tensor], Tensor]
+# Number of a layer, its normed input (tokens, d) -> what its heads read, (tokens, heads * D).
 
 
 def start_decoding(
@@ -92,7 +89,6 @@ class _Layer:
     gate: Tensor
     up: Tensor
     down: Tensor
-    cache: Tensor  # (2, rows, key heads, columns, D), keys and values
 
 
 class LlamaDecoder:
@@ -113,17 +109,23 @@ class LlamaDecoder:
         )
         self.head = self._after_norm(model.lm_head.weight, body.norm.weight)
         prompts, self.length = ids.shape
-        self.longest = self.length + max_new_tokens
-        self.turns = angles(model, self.longest)
-        # Fewer columns than these take longer: so many are looked at, the last ones with weight 0.
-        self.least = max(WIDE, -(-PLAIN_LOOP // self.head_dim))
-        self.room = max(self.length + min(max_new_tokens, BLOCK), self.least)
-        # In one tensor, whose memory a small run gets back at its next call without new pages.
-        caches = self.embedding.new_empty(
-            len(body.layers), 2, prompts * group_size, self.kv_heads, self.room, self.head_dim
+        longest = self.length + max_new_tokens
+        self.turns = angles(model, longest)
+        self.layers = [self._read(layer) for layer in body.layers]
+        self.cache = kv_cache(
+            Sizes(
+                layers=len(self.layers),
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                prompts=prompts,
+                group=group_size,
+                start=self.length,
+                longest=longest,
+            ),
+            like=self.embedding,
         )
-        caches[:, 1, ..., self.length : self.least, :] = 0  # 0 times NaN would be NaN
-        self.layers = [self._read(*pair) for pair in zip(body.layers, caches, strict=True)]
+        self.in_bits = self.embedding.new_ones(self.heads + self.kv_heads, 1, 1)
+        self.in_bits[: self.heads] = math.log2(math.e)
         self.positions: Tensor | None = None  # (rows,), where rows differ
         self.mask: Tensor | None = None  # (rows, columns), added to the scores
         turns, seen = self.turns[: self.length, None], None
@@ -138,11 +140,10 @@ class LlamaDecoder:
             self.mask = torch.zeros_like(hidden, dtype=self.embedding.dtype)
             self.mask.masked_fill_(hidden, -torch.inf)
 
-        def attend(layer: _Layer, queries: Tensor, both: Tensor) -> Tensor:
-            both = both.permute(2, 0, 3, 1, 4)
-            copies = layer.cache.unflatten(1, (prompts, group_size))
-            copies[..., : self.length, :] = both[:, :, None]
-            keys, values = both
+        def attend(number: int, normed: Tensor) -> Tensor:
+            queries, both = self._project(number, normed, len(ids), turns)
+            self.cache.fill(number, both)
+            keys, values = both.permute(2, 0, 3, 1, 4)
             attended = F.scaled_dot_product_attention(
                 queries.transpose(1, 2),
                 keys,
@@ -152,12 +153,12 @@ class LlamaDecoder:
                 scale=1.0,
                 enable_gqa=self.heads != self.kv_heads,
             )
-            return attended.transpose(1, 2).reshape(*ids.shape, -1)
+            return attended.transpose(1, 2).reshape(ids.numel(), -1)
 
-        logits = self._forward(ids, turns, attend)
+        logits = self._forward(ids, attend)
         self.logits = logits.repeat_interleave(group_size, 0)
 
-    def _read(self, layer: Any, cache: Tensor) -> _Layer:
+    def _read(self, layer: Any) -> _Layer:
         attention, feed = layer.self_attn, layer.mlp
         pairs = [
             side_by_side(weight, self.head_dim)
@@ -170,7 +171,6 @@ class LlamaDecoder:
             gate=self._after_norm(feed.gate_proj.weight, between),
             up=self._after_norm(feed.up_proj.weight, between),
             down=feed.down_proj.weight.t().contiguous(),
-            cache=cache,
         )
 
     def _after_norm(self, weight: Tensor, norm: Tensor) -> Tensor:
@@ -181,71 +181,80 @@ class LlamaDecoder:
         """x / sqrt(|x|^2 + d eps): what a norm gives, but for its weights and sqrt(d)."""
         return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.least_norm)
 
-    def _forward(self, ids: Tensor, turns: Tensor, attend: Attend) -> Tensor:
+    def _forward(self, ids: Tensor, attend: Attend) -> Tensor:
         """Logits (rows, V) at the last column of ids (rows, n)."""
-        rows, columns = ids.shape
-        tokens = rows * columns
-        queries, rotated = self.heads, self.heads + self.kv_heads
-        x = F.embedding(ids, self.embedding).view(tokens, -1)
-        for layer in self.layers:
-            qkv = torch.mm(self._normed(x), layer.qkv).view(rows, columns, -1, self.head_dim)
-            pairs = qkv[:, :, :rotated].view(rows, columns, rotated, -1, 2)
-            torch.view_as_complex(pairs).mul_(turns)
-            both = qkv[:, :, queries:].unflatten(2, (2, -1))
-            x.addmm_(attend(layer, qkv[:, :, :queries], both).view(tokens, -1), layer.output)
+        x = F.embedding(ids, self.embedding).flatten(0, 1)
+        for number, layer in enumerate(self.layers):
+            x.addmm_(attend(number, self._normed(x)), layer.output)
             normed = self._normed(x)
             gate, up = torch.mm(normed, layer.gate), torch.mm(normed, layer.up)
             x.addmm_(F.silu(gate, inplace=True).mul_(up), layer.down)
-        last = x.view(rows, columns, -1)[:, -1]
+        last = x.view(*ids.shape, -1)[:, -1]
         return torch.mm(self._normed(last), self.head)
+
+    def _project(
+        self, number: int, normed: Tensor, rows: int, turns: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Queries (rows, n, heads, D), and keys and values (rows, n, 2, key heads, D)."""
+        rotated = self.heads + self.kv_heads
+        qkv = torch.mm(normed, self.layers[number].qkv).view(
+            rows, -1, rotated + self.kv_heads, self.head_dim
+        )
+        pairs = qkv[:, :, :rotated].unflatten(-1, (-1, 2))
+        torch.view_as_complex(pairs).mul_(turns)
+        return qkv[:, :, : self.heads], qkv[:, :, self.heads :].unflatten(2, (2, -1))
+
+    def _project_columns(
+        self, number: int, normed: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Queries (heads, D, rows), keys and values (key heads, D, rows), of one token per row."""
+        qkv = torch.mm(self.layers[number].qkv.t(), normed.t())
+        heads = qkv.view(-1, self.head_dim, len(normed))
+        rotated = heads[: -self.kv_heads]
+        real, imaginary = rotated.unflatten(1, (-1, 2)).unbind(2)
+        turned = torch.empty_like(rotated)
+        to_real, to_imaginary = turned.unflatten(1, (-1, 2)).unbind(2)
+        torch.mul(real, cos, out=to_real).addcmul_(imaginary, sin, value=-1)
+        torch.mul(imaginary, cos, out=to_imaginary).addcmul_(real, sin)
+        return turned[: self.heads], turned[self.heads :], heads[-self.kv_heads :]
 
     def keep(self, rows: Tensor) -> None:
         """Leave only these rows in the batch."""
-        self._move(rows, self.room)
+        self.cache.keep(rows)
         if self.mask is not None and self.positions is not None:
             self.mask, self.positions = self.mask[rows], self.positions[rows]
 
-    def _move(self, rows: Tensor | slice, room: int) -> None:
-        """The cache of some rows, in tensors of `room` columns."""
-        self.room, columns = room, max(self.length, self.least)
-        for layer in self.layers:
-            kept = layer.cache[:, :, :, :columns][:, rows]
-            layer.cache = kept.new_empty(*kept.shape[:3], room, self.head_dim)
-            layer.cache[:, :, :, :columns] = kept
-
     def advance(self, tokens: Tensor) -> None:
         """Append one token to each row; `logits` (rows, V) are then those of the next one."""
-        here = self.length
-        if here == self.room:
-            self._move(slice(None), min(here + max(BLOCK, here // 2), self.longest))
+        turns, mask = self.turns[self.length], None
         self.length += 1
-        columns = max(self.length, self.least)
-        turns, mask = self.turns[here], None
+        self.cache.grow()
         if self.mask is not None and self.positions is not None:
-            turns = self.turns[self.positions][:, None, None]
-            mask = self.mask[:, None, None, : self.length]
+            turns = self.turns[self.positions]
+            mask = self.mask[:, : self.length]
             self.positions = self.positions + 1
+        if isinstance(self.cache, ColumnCache):
+            attend = self._attend_columns(self.cache, turns, mask)
+        else:
+            attend = self._attend_rows(self.cache, turns, mask)
+        self.logits = self._forward(tokens[:, None], attend)
 
-        def attend(layer: _Layer, queries: Tensor, both: Tensor) -> Tensor:
-            layer.cache[:, :, :, here] = both[:, 0].transpose(0, 1)
-            return _look_back(queries, layer.cache[:, :, :, :columns], self.length, mask)
+    def _attend_rows(self, cache: RowCache, turns: Tensor, mask: Tensor | None) -> Attend:
+        turns = turns.view(-1, 1, 1, turns.shape[-1])
 
-        self.logits = self._forward(tokens[:, None], turns, attend)
+        def attend(number: int, normed: Tensor) -> Tensor:
+            queries, both = self._project(number, normed, len(normed), turns)
+            return cache.look_back(number, queries, both, mask)
 
+        return attend
 
-def _look_back(queries: Tensor, cache: Tensor, length: int, mask: Tensor | None) -> Tensor:
-    """Attention of one token per row: queries (rows, 1, heads, D), keys and values (2, rows, key
-    heads, columns, D), of which the first `length` columns count, mask (rows, 1, 1, length) or
-    None -> (rows * key heads, heads / key heads, D).
+    def _attend_columns(self, cache: ColumnCache, turns: Tensor, mask: Tensor | None) -> Attend:
+        # (query and key heads, D/2, rows or 1); those of a query also make its scores bits.
+        turns = self.in_bits * turns.view(-1, turns.shape[-1]).t()
+        cos, sin = turns.real.contiguous(), turns.imag.contiguous()
 
-    torch's attention calls a product of matrices for each row and head; for a single query those
-    calls cost more than what they compute. Here they are made many at once.
-    """
-    _, rows, kv_heads, columns, size = cache.shape
-    keys, values = cache.flatten(1, 2)
-    scores = torch.bmm(queries.reshape(rows * kv_heads, -1, size), keys.transpose(1, 2))
-    if length < columns:
-        scores[:, :, length:] = -torch.inf
-    if mask is not None:
-        scores.view(rows, kv_heads, -1, columns)[..., :length].add_(mask)
-    return torch.bmm(scores.softmax(-1), values)
+        def attend(number: int, normed: Tensor) -> Tensor:
+            queries, keys, values = self._project_columns(number, normed, cos, sin)
+            return cache.look_back(number, queries, keys, values, mask)
+
+        return attend

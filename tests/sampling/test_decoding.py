@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
-from rlcore import decoding, graph_decoding, models, sampling
+from rlcore import decoding, graph_decoding, kv_cache, models, sampling
 from rlcore.sampling import sample
 
 PADDED = ["352041=", "0=", "98=", "123456=", "5="]
@@ -102,7 +102,7 @@ def test_greedy_is_generate_token_for_token(name: str, prompts: list[str]) -> No
     """Past the first block of the cache too."""
     model, tokenizer = build(ALL[name])
     assert decoding.is_plain_llama(model) == (name in PLAIN)
-    steps = decoding.BLOCK + 20
+    steps = kv_cache.BLOCK + 20
     out = sample(model, tokenizer, prompts, max_new_tokens=steps, greedy=True)
     encoded = tokenizer(prompts, padding=True, return_tensors="pt", add_special_tokens=False)
     with torch.no_grad():
@@ -136,11 +136,11 @@ def test_logits_are_those_of_a_full_forward_pass(
     worst = 0.0
     with torch.no_grad():
         decoder = decoding.start_decoding(
-            model, encoded["input_ids"], encoded["attention_mask"], 2, 2 * decoding.BLOCK
+            model, encoded["input_ids"], encoded["attention_mask"], 2, 2 * kv_cache.BLOCK
         )
-        for t in range(decoding.BLOCK + 4):
+        for t in range(kv_cache.BLOCK + 4):
             for ids, logits in zip(rows, decoder.logits, strict=True):
-                if t % 9 < 2 or t >= decoding.BLOCK:
+                if t % 9 < 2 or t >= kv_cache.BLOCK:
                     whole = model(torch.tensor([ids])).logits[0, -1]
                     worst = max(worst, float((logits - whole).abs().max()))
             if t in (3, 40):
@@ -269,7 +269,7 @@ def test_what_memory_held_before_changes_nothing(prompts: list[str]) -> None:
 
     def samples() -> Any:
         return sample(
-            model, tokenizer, prompts, group_size=4, max_new_tokens=decoding.BLOCK + 20,
+            model, tokenizer, prompts, group_size=4, max_new_tokens=kv_cache.BLOCK + 20,
             generator=torch.Generator().manual_seed(3), drop_finished=len(prompts) > 3,
         )  # fmt: skip
 

@@ -103,9 +103,20 @@ def test_gradients_and_metrics_of_two_processes_are_those_of_one(results, name) 
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
-    """Two rows of metrics. A sum of numbers that cancel is compared as it is: hence abs."""
+    """Two rows of metrics. A sum of numbers that cancel is compared as it is: hence abs.
+
+    While the policy is its reference, margins are 0 but for rounding, which the accuracy counts
+    by its sign: there it says nothing.
+    """
     assert ours.keys() == theirs.keys()
+    of_rounding = set()
+    for prefix in ("", "eval_"):
+        margins = [row.get(f"{prefix}rewards/margins") for row in (ours, theirs)]
+        if all(margin is not None and abs(margin) < tolerance for margin in margins):
+            of_rounding.add(f"{prefix}rewards/accuracies")
     for name, value in theirs.items():
+        if name in of_rounding:
+            continue
         if name == "updates":
             for pair in zip(ours[name], value, strict=True):
                 assert_close(*pair, tolerance)
