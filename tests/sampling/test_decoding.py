@@ -96,9 +96,30 @@ def build(config: Any) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.fixture(params=["rows apart", "rows side by side"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of the cache, whatever the numbers of rows and columns."""
+    apart = request.param == "rows apart"
+    monkeypatch.setattr(kv_cache, "FEW", 0 if apart else 10**6)
+    monkeypatch.setattr(kv_cache, "MANY", 0)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kept"), [(96, 48, "Column"), (95, 48, "Row"), (96, 49, "Row")]
+)
+def test_few_tokens_of_many_rows_lie_side_by_side(rows: int, columns: int, kept: str) -> None:
+    sizes = kv_cache.Sizes(1, 2, 4, prompts=rows, group=1, start=3, longest=columns)
+    assert type(kv_cache.kv_cache(sizes, torch.zeros(1))).__name__ == f"{kept}Cache"
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, "rows apart") for name in ALL), *((name, "rows side by side") for name in PLAIN)],
+    indirect=["layout"],
+)
 @pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
-def test_greedy_is_generate_token_for_token(name: str, prompts: list[str]) -> None:
+def test_greedy_is_generate_token_for_token(name: str, prompts: list[str], layout: str) -> None:
     """Past the first block of the cache too."""
     model, tokenizer = build(ALL[name])
     assert decoding.is_plain_llama(model) == (name in PLAIN)
@@ -114,7 +135,7 @@ def test_greedy_is_generate_token_for_token(name: str, prompts: list[str]) -> No
 @pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
 @pytest.mark.parametrize("name", ["our tiny", "shared keys", "angles of Llama 3", "GPT-2"])
 def test_logits_are_those_of_a_full_forward_pass(
-    name: str, prompts: list[str], monkeypatch: pytest.MonkeyPatch
+    name: str, prompts: list[str], layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each row alone, without cache and padding; rows leave, and the cache grows, on the way.
 
@@ -153,7 +174,7 @@ def test_logits_are_those_of_a_full_forward_pass(
     assert worst < 1e-10
 
 
-def test_both_decoders_give_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_decoders_give_the_same_samples(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = build("tiny")
 
     def samples() -> Any:
