@@ -5,8 +5,8 @@
 rows out. A model of transformers is called for each token. For a Llama whose arithmetic is known to
 the last detail, the same layers are computed here from the model's own weights, by fewer calls:
 queries, keys and values in one product, the weights of a norm in those that follow it, keys and
-values written to their place instead of appended by copying all that came before, no mask where
-there is no padding. That is where most of the time of a compact model goes.
+values written to their place (`kv_cache.py`) instead of appended by copying all that came before,
+no mask where there is no padding. That is where most of the time of a compact model goes.
 """
 
 from __future__ import annotations
