@@ -108,8 +108,8 @@ class LlamaDecoder:
             (self.embedding.shape[1] * config.rms_norm_eps) ** 0.5
         )
         self.head = self._after_norm(model.lm_head.weight, body.norm.weight)
-        prompts, self.length = ids.shape
-        longest = self.length + max_new_tokens
+        prompts, start = ids.shape
+        longest = start + max_new_tokens
         self.turns = angles(model, longest)
         self.layers = [self._read(layer) for layer in body.layers]
         self.cache = kv_cache(
@@ -119,7 +119,7 @@ class LlamaDecoder:
                 head_dim=self.head_dim,
                 prompts=prompts,
                 group=group_size,
-                start=self.length,
+                start=start,
                 longest=longest,
             ),
             like=self.embedding,
@@ -128,12 +128,12 @@ class LlamaDecoder:
         self.in_bits[: self.heads] = math.log2(math.e)
         self.positions: Tensor | None = None  # (rows,), where rows differ
         self.mask: Tensor | None = None  # (rows, columns), added to the scores
-        turns, seen = self.turns[: self.length, None], None
+        turns, seen = self.turns[:start, None], None
         if padding(mask):
             real = mask.bool()
             turns = self.turns[(mask.cumsum(1) - 1).clamp(min=0)][:, :, None]
             # A padded slot sees itself: what it computes is never looked at, but must not be NaN.
-            own = torch.eye(self.length, dtype=torch.bool, device=ids.device)
+            own = torch.eye(start, dtype=torch.bool, device=ids.device)
             seen = ((real[:, None] | own) & own.new_ones(own.shape).tril())[:, None]
             self.positions = mask.sum(1).repeat_interleave(group_size, 0)
             hidden = F.pad(~real, (0, max_new_tokens)).repeat_interleave(group_size, 0)
@@ -226,12 +226,11 @@ class LlamaDecoder:
 
     def advance(self, tokens: Tensor) -> None:
         """Append one token to each row; `logits` (rows, V) are then those of the next one."""
-        turns, mask = self.turns[self.length], None
-        self.length += 1
+        turns, mask = self.turns[self.cache.length], None
         self.cache.grow()
         if self.mask is not None and self.positions is not None:
             turns = self.turns[self.positions]
-            mask = self.mask[:, : self.length]
+            mask = self.mask[:, : self.cache.length]
             self.positions = self.positions + 1
         if isinstance(self.cache, ColumnCache):
             attend = self._attend_columns(self.cache, turns, mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -132,8 +133,17 @@ def test_greedy_is_generate_token_for_token(name: str, prompts: list[str], layou
     assert len(set(out.texts)) > 1
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *itertools.product(
+            ["our tiny", "shared keys", "angles of Llama 3"], ["rows apart", "rows side by side"]
+        ),
+        ("GPT-2", "rows apart"),
+    ],
+    indirect=["layout"],
+)
 @pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
-@pytest.mark.parametrize("name", ["our tiny", "shared keys", "angles of Llama 3", "GPT-2"])
 def test_logits_are_those_of_a_full_forward_pass(
     name: str, prompts: list[str], layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +294,7 @@ def test_steps_that_wait_change_nothing(
 
 
 @pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
-def test_what_memory_held_before_changes_nothing(prompts: list[str]) -> None:
+def test_what_memory_held_before_changes_nothing(prompts: list[str], layout: str) -> None:
     """Where algorithms are deterministic, torch fills new memory with NaN."""
     model, tokenizer = build("tiny")
 
