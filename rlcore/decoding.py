@@ -6,7 +6,11 @@ rows out. A model of transformers is called for each token. For a Llama whose ar
 the last detail, the same layers are computed here from the model's own weights, by fewer calls:
 queries, keys and values in one product, the weights of a norm in those that follow it, keys and
 values written to their place (`kv_cache.py`) instead of appended by copying all that came before,
-no mask where there is no padding. That is where most of the time of a compact model goes.
+no mask where there is no padding, and the first layer of a small vocabulary from tables
+(`first_layer.py`). That is where most of the time of a compact model goes.
+
+There a token is rotated by the number of its column. Its position in the row is another, by the
+padding before it; but scores depend on distances alone, and those are the same.
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlcore.first_layer import FirstLayer, worth_tables
 from rlcore.kv_cache import ColumnCache, RowCache, Sizes, kv_cache
 from rlcore.llama import angles, is_plain_llama, side_by_side
 from rlcore.models import padding
 
 Attend = Callable[[int, Tensor], Tensor]
-# Number of a layer, its normed input (tokens, d) -> what its heads read, (tokens, heads * D).
+# Number of a layer, what enters it (tokens, d) -> what its heads read, (tokens, heads * D).
 
 
 def start_decoding(
@@ -112,9 +117,11 @@ class LlamaDecoder:
         longest = start + max_new_tokens
         self.turns = angles(model, longest)
         self.layers = [self._read(layer) for layer in body.layers]
+        self.tables = self._read_tables(ids, group_size)
+        self.kept = 0 if self.tables is None else 1  # the first layer with a cache
         self.cache = kv_cache(
             Sizes(
-                layers=len(self.layers),
+                layers=len(self.layers) - self.kept,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 prompts=prompts,
@@ -124,25 +131,23 @@ class LlamaDecoder:
             ),
             like=self.embedding,
         )
-        self.in_bits = self.embedding.new_ones(self.heads + self.kv_heads, 1, 1)
-        self.in_bits[: self.heads] = math.log2(math.e)
-        self.positions: Tensor | None = None  # (rows,), where rows differ
+        if isinstance(self.cache, ColumnCache):
+            self.turned = _Turned(self)
         self.mask: Tensor | None = None  # (rows, columns), added to the scores
         turns, seen = self.turns[:start, None], None
         if padding(mask):
             real = mask.bool()
-            turns = self.turns[(mask.cumsum(1) - 1).clamp(min=0)][:, :, None]
             # A padded slot sees itself: what it computes is never looked at, but must not be NaN.
             own = torch.eye(start, dtype=torch.bool, device=ids.device)
             seen = ((real[:, None] | own) & own.new_ones(own.shape).tril())[:, None]
-            self.positions = mask.sum(1).repeat_interleave(group_size, 0)
             hidden = F.pad(~real, (0, max_new_tokens)).repeat_interleave(group_size, 0)
             self.mask = torch.zeros_like(hidden, dtype=self.embedding.dtype)
             self.mask.masked_fill_(hidden, -torch.inf)
 
-        def attend(number: int, normed: Tensor) -> Tensor:
-            queries, both = self._project(number, normed, len(ids), turns)
-            self.cache.fill(number, both)
+        def attend(number: int, x: Tensor) -> Tensor:
+            queries, both = self._project(number, x, len(ids), turns)
+            if number >= self.kept:
+                self.cache.fill(number - self.kept, both)
             keys, values = both.permute(2, 0, 3, 1, 4)
             attended = F.scaled_dot_product_attention(
                 queries.transpose(1, 2),
@@ -173,6 +178,15 @@ class LlamaDecoder:
             down=feed.down_proj.weight.t().contiguous(),
         )
 
+    def _read_tables(self, ids: Tensor, group_size: int) -> FirstLayer | None:
+        if not worth_tables(len(self.embedding), len(ids) * group_size, ids.device):
+            return None
+        qkv = torch.mm(self._normed(self.embedding), self.layers[0].qkv)
+        heads = qkv.unflatten(1, (-1, self.head_dim))
+        queries, keys, values = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        read = ids.t().repeat_interleave(group_size, 1)
+        return FirstLayer(queries, keys, values, self.turns, read)
+
     def _after_norm(self, weight: Tensor, norm: Tensor) -> Tensor:
         """A weight (outputs, d) that takes in what `_normed` leaves out."""
         return (weight * (norm * len(norm) ** 0.5)).t().contiguous()
@@ -185,75 +199,92 @@ class LlamaDecoder:
         """Logits (rows, V) at the last column of ids (rows, n)."""
         x = F.embedding(ids, self.embedding).flatten(0, 1)
         for number, layer in enumerate(self.layers):
-            x.addmm_(attend(number, self._normed(x)), layer.output)
+            x.addmm_(attend(number, x), layer.output)
             normed = self._normed(x)
             gate, up = torch.mm(normed, layer.gate), torch.mm(normed, layer.up)
             x.addmm_(F.silu(gate, inplace=True).mul_(up), layer.down)
         last = x.view(*ids.shape, -1)[:, -1]
         return torch.mm(self._normed(last), self.head)
 
-    def _project(
-        self, number: int, normed: Tensor, rows: int, turns: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _project(self, number: int, x: Tensor, rows: int, turns: Tensor) -> tuple[Tensor, Tensor]:
         """Queries (rows, n, heads, D), and keys and values (rows, n, 2, key heads, D)."""
         rotated = self.heads + self.kv_heads
-        qkv = torch.mm(normed, self.layers[number].qkv).view(
+        qkv = torch.mm(self._normed(x), self.layers[number].qkv).view(
             rows, -1, rotated + self.kv_heads, self.head_dim
         )
         pairs = qkv[:, :, :rotated].unflatten(-1, (-1, 2))
         torch.view_as_complex(pairs).mul_(turns)
         return qkv[:, :, : self.heads], qkv[:, :, self.heads :].unflatten(2, (2, -1))
 
-    def _project_columns(
-        self, number: int, normed: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Queries (heads, D, rows), keys and values (key heads, D, rows), of one token per row."""
-        qkv = torch.mm(self.layers[number].qkv.t(), normed.t())
-        heads = qkv.view(-1, self.head_dim, len(normed))
-        rotated = heads[: -self.kv_heads]
-        real, imaginary = rotated.unflatten(1, (-1, 2)).unbind(2)
-        turned = torch.empty_like(rotated)
-        to_real, to_imaginary = turned.unflatten(1, (-1, 2)).unbind(2)
-        torch.mul(real, cos, out=to_real).addcmul_(imaginary, sin, value=-1)
-        torch.mul(imaginary, cos, out=to_imaginary).addcmul_(real, sin)
-        return turned[: self.heads], turned[self.heads :], heads[-self.kv_heads :]
-
     def keep(self, rows: Tensor) -> None:
         """Leave only these rows in the batch."""
         self.cache.keep(rows)
-        if self.mask is not None and self.positions is not None:
-            self.mask, self.positions = self.mask[rows], self.positions[rows]
+        if self.tables is not None:
+            self.tables.keep(rows)
+        self.mask = None if self.mask is None else self.mask[rows]
 
     def advance(self, tokens: Tensor) -> None:
         """Append one token to each row; `logits` (rows, V) are then those of the next one."""
-        turns, mask = self.turns[self.cache.length], None
+        column = self.cache.length
         self.cache.grow()
-        if self.mask is not None and self.positions is not None:
-            turns = self.turns[self.positions]
-            mask = self.mask[:, : self.cache.length]
-            self.positions = self.positions + 1
+        mask = None if self.mask is None else self.mask[:, : self.cache.length]
         if isinstance(self.cache, ColumnCache):
-            attend = self._attend_columns(self.cache, turns, mask)
+            from_cache = self._attend_columns(self.cache, column, mask)
         else:
-            attend = self._attend_rows(self.cache, turns, mask)
+            from_cache = self._attend_rows(self.cache, column, mask)
+
+        def attend(number: int, x: Tensor) -> Tensor:
+            if number == 0 and self.tables is not None:
+                return self.tables.look_back(tokens, mask)
+            return from_cache(number, x)
+
         self.logits = self._forward(tokens[:, None], attend)
 
-    def _attend_rows(self, cache: RowCache, turns: Tensor, mask: Tensor | None) -> Attend:
-        turns = turns.view(-1, 1, 1, turns.shape[-1])
+    def _attend_rows(self, cache: RowCache, column: int, mask: Tensor | None) -> Attend:
+        turns = self.turns[column]
 
-        def attend(number: int, normed: Tensor) -> Tensor:
-            queries, both = self._project(number, normed, len(normed), turns)
-            return cache.look_back(number, queries, both, mask)
+        def attend(number: int, x: Tensor) -> Tensor:
+            queries, both = self._project(number, x, len(x), turns)
+            return cache.look_back(number - self.kept, queries, both, mask)
+
+        return attend
+
+    def _attend_columns(self, cache: ColumnCache, column: int, mask: Tensor | None) -> Attend:
+        turned = self.turned
+        turned.turn(column)
+
+        def attend(number: int, x: Tensor) -> Tensor:
+            normed, place = self._normed(x).t(), number - self.kept
+            torch.mm(turned.both[number], normed, out=cache.newest(place))
+            return cache.look_back(place, torch.mm(turned.queries[number], normed), mask)
 
         return attend
 
-    def _attend_columns(self, cache: ColumnCache, turns: Tensor, mask: Tensor | None) -> Attend:
-        # (query and key heads, D/2, rows or 1); those of a query also make its scores bits.
-        turns = self.in_bits * turns.view(-1, turns.shape[-1]).t()
-        cos, sin = turns.real.contiguous(), turns.imag.contiguous()
 
-        def attend(number: int, normed: Tensor) -> Tensor:
-            queries, keys, values = self._project_columns(number, normed, cos, sin)
-            return cache.look_back(number, queries, keys, values, mask)
+class _Turned:
+    """Weights (outputs, d) of queries in bits, and of keys and values, turned to a column.
 
-        return attend
+    All rows are at the same column, and a weight has fewer numbers than what it gives for many
+    rows.
+    """
+
+    def __init__(self, decoder: LlamaDecoder) -> None:
+        rotated = decoder.heads + decoder.kv_heads
+        of_queries = decoder.heads * decoder.head_dim
+        straight = torch.stack([layer.qkv.t() for layer in decoder.layers])
+        straight[:, :of_queries].mul_(math.log2(math.e))
+        turned = straight.clone()
+        self.queries, self.both = turned[:, :of_queries].unbind(), turned[:, of_queries:].unbind()
+        pairs = (rotated * decoder.head_dim // 2, 2)
+        self.straight, self.turned = (
+            weights[:, : rotated * decoder.head_dim].unflatten(1, pairs).unbind(2)
+            for weights in (straight, turned)
+        )
+        turns = decoder.turns.repeat(1, rotated)[:, :, None]
+        self.cos, self.sin = turns.real.contiguous(), turns.imag.contiguous()
+
+    def turn(self, column: int) -> None:
+        """Turn the weights to this column."""
+        (real, imaginary), cos, sin = self.straight, self.cos[column], self.sin[column]
+        torch.mul(real, cos, out=self.turned[0]).addcmul_(imaginary, sin, value=-1)
+        torch.mul(imaginary, cos, out=self.turned[1]).addcmul_(real, sin)

@@ -66,6 +66,7 @@ class ColumnCache:
 
     def keep(self, rows: Tensor) -> None:
         """Leave only these rows."""
+        self.products = None
         for number, layer in enumerate(self.layers):
             kept = layer.new_empty(*layer.shape[:-1], len(rows))
             torch.index_select(layer[: self.length], -1, rows, out=kept[: self.length])
@@ -75,29 +76,27 @@ class ColumnCache:
         """Make room for one more column."""
         self.length += 1
 
-    def look_back(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
-    ) -> Tensor:
+    def newest(self, layer: int) -> Tensor:
+        """Where keys and values of the new tokens are written, (2 * key heads * D, rows)."""
+        return self.layers[layer][self.length - 1].flatten(0, 2)
+
+    def look_back(self, layer: int, queries: Tensor, mask: Tensor | None) -> Tensor:
         """What the new token of each row reads, (rows, heads * D).
 
-        queries (heads, D, rows), keys and values (key heads, D, rows) are its own, the last two are
-        appended. A query times a key is a score in bits: a weight is 2 to the power of it. mask:
-        None or (rows, columns), added to the scores.
+        queries (heads * D, rows) are its own; a query times a key is a score in bits: a weight is 2
+        to the power of it. mask: None or (rows, columns), added to the scores.
         """
-        columns, rows = self.layers[layer][: self.length], queries.shape[-1]
-        columns[-1, 0], columns[-1, 1] = keys, values
-        keys, values = columns[:, :, :, None].unbind(1)  # (columns, key heads, 1, D, rows)
-        queries = queries.unflatten(0, (self.sizes.kv_heads, -1))
-        needed = self.length * queries.numel()
-        if self.products is None or self.products.numel() < needed:
-            self.products = queries.new_empty(self.sizes.longest * queries.numel())
-        products = self.products[:needed].view(self.length, *queries.shape)
+        keys, values = self.layers[layer][: self.length, :, :, None].unbind(1)
+        queries = queries.view(self.sizes.kv_heads, -1, *keys.shape[-2:])
+        if self.products is None:
+            self.products = queries.new_empty(self.sizes.longest, *queries.shape)
+        products = self.products[: self.length]
         scores = torch.mul(keys, queries, out=products).sum(3)
         if mask is not None:
             scores.add_(mask.t()[:, None, None])
         weights = scores.sub_(scores.amax(0)).exp2_()
         read = torch.mul(values, weights[:, :, :, None], out=products).sum(0)
-        return read.div_(weights.sum(0)[:, :, None]).view(-1, rows).t()
+        return read.div_(weights.sum(0)[:, :, None]).flatten(0, 2).t()
 
 
 class RowCache:
@@ -140,8 +139,10 @@ class RowCache:
         self.length += 1
 
     def look_back(self, layer: int, queries: Tensor, both: Tensor, mask: Tensor | None) -> Tensor:
-        """As `ColumnCache.look_back`, but for natural scores: queries (rows, 1, heads, D), keys and
-        values (rows, 1, 2, key heads, D).
+        """What the new token of each row reads, (rows, heads * D).
+
+        queries (rows, 1, heads, D), keys and values (rows, 1, 2, key heads, D) are its own, the
+        last two are appended. mask: None or (rows, columns), added to the scores.
 
         torch's attention calls a product of matrices for each row and head; for a single query
         those calls cost more than what they compute. Here they are made many at once.

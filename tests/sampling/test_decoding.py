@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
-from rlcore import decoding, graph_decoding, kv_cache, models, sampling
+from rlcore import decoding, first_layer, graph_decoding, kv_cache, models, sampling
 from rlcore.sampling import sample
 
 PADDED = ["352041=", "0=", "98=", "123456=", "5="]
@@ -45,6 +45,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 # Those for which the layers are computed here.
 PLAIN = {
     **{f"our {size}": size for size in models.SIZES},
@@ -62,6 +63,7 @@ PLAIN = {
     ),
     "linear angles": llama(rope_parameters=rope("linear", factor=2.0)),
     "angles of Llama 3": llama(rope_parameters=rope("llama3", **LLAMA3)),
+    "angles of YaRN": llama(rope_parameters=rope("yarn", **YARN)),
     "eager attention": llama(attn_implementation="eager"),
 }
 # Those that are called as they are.
@@ -97,12 +99,23 @@ def build(config: Any) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-@pytest.fixture(params=["rows apart", "rows side by side"])
+# Of the cache: whether rows are kept side by side, and whether the first layer is read from tables.
+LAYOUTS = {
+    "rows apart": (False, False),
+    "rows side by side": (True, False),
+    "rows apart after tables": (False, True),
+    "rows side by side after tables": (True, True),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of the cache, whatever the numbers of rows and columns."""
-    apart = request.param == "rows apart"
-    monkeypatch.setattr(kv_cache, "FEW", 0 if apart else 10**6)
+    side_by_side, tables = LAYOUTS[request.param]
+    monkeypatch.setattr(kv_cache, "FEW", 10**6 if side_by_side else 0)
     monkeypatch.setattr(kv_cache, "MANY", 0)
+    monkeypatch.setattr(first_layer, "FEW_TOKENS", 10**6 if tables else 0)
+    monkeypatch.setattr(first_layer, "MANY_ROWS", 0)
     return str(request.param)
 
 
@@ -114,9 +127,16 @@ def test_few_tokens_of_many_rows_lie_side_by_side(rows: int, columns: int, kept:
     assert type(kv_cache.kv_cache(sizes, torch.zeros(1))).__name__ == f"{kept}Cache"
 
 
+@pytest.mark.parametrize(("vocabulary", "rows"), [(48, 32), (49, 32), (48, 31)])
+def test_tables_are_for_few_tokens_and_many_rows(vocabulary: int, rows: int) -> None:
+    worth_it = first_layer.worth_tables(vocabulary, rows, torch.device("cpu"))
+    assert worth_it == ((vocabulary, rows) == (48, 32))
+    assert not first_layer.worth_tables(vocabulary, rows, torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [*((name, "rows apart") for name in ALL), *((name, "rows side by side") for name in PLAIN)],
+    [*itertools.product(PLAIN, LAYOUTS), *((name, "rows apart") for name in OTHERS)],
     indirect=["layout"],
 )
 @pytest.mark.parametrize("prompts", [PADDED, ONE_LENGTH], ids=["padded", "one length"])
@@ -137,7 +157,7 @@ def test_greedy_is_generate_token_for_token(name: str, prompts: list[str], layou
     ("name", "layout"),
     [
         *itertools.product(
-            ["our tiny", "shared keys", "angles of Llama 3"], ["rows apart", "rows side by side"]
+            ["our tiny", "shared keys", "angles of Llama 3", "angles of YaRN"], LAYOUTS
         ),
         ("GPT-2", "rows apart"),
     ],
@@ -149,7 +169,7 @@ def test_logits_are_those_of_a_full_forward_pass(
 ) -> None:
     """Each row alone, without cache and padding; rows leave, and the cache grows, on the way.
 
-    In float64 throughout: transformers' own norm would compute in float32.
+    In float64 throughout: transformers' own norm and angles would be of float32.
     """
     model, tokenizer = build(ALL[name])
     if decoding.is_plain_llama(model):
@@ -159,7 +179,12 @@ def test_logits_are_those_of_a_full_forward_pass(
         mean = states.square().mean(-1, keepdim=True)
         return self.weight * states / (mean + self.variance_epsilon).sqrt()
 
+    def angles(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turns = position_ids[..., None].double() * self.inv_freq.repeat(2).double()
+        return turns.cos() * self.attention_scaling, turns.sin() * self.attention_scaling
+
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", angles)
     model.double()
     encoded = tokenizer(prompts, padding=True, return_tensors="pt", add_special_tokens=False)
     numbers = torch.Generator().manual_seed(0)
