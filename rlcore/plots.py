@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlcore.comparison import standard_error, t95
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -31,11 +33,6 @@ LABELS = {
     "grad_norm": "gradient norm",
     "loss": "loss",
 }
-# Two-sided 95 % points of Student's t for 1, 2, ... degrees of freedom; after 30, the normal's.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-       2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-       2.052, 2.048, 2.045, 2.042)  # fmt: skip
-
 # Text stays text, so that it can be searched and read aloud; ids do not change from run to run.
 SVG: Any = {"svg.hashsalt": "rlcore", "svg.fonttype": "none"}
 
@@ -170,10 +167,9 @@ def _over_seeds(
         n, centre = len(values), math.fsum(values) / len(values)
         mean.append(centre)
         if band == "ci95" and n > 1:
-            spread = math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (n - 1) / n)
-            t = T95[n - 2] if n - 2 < len(T95) else 1.96
-            low.append(centre - t * spread)
-            high.append(centre + t * spread)
+            margin = t95(n) * standard_error(values)
+            low.append(centre - margin)
+            high.append(centre + margin)
         else:
             low.append(min(values))
             high.append(max(values))
