@@ -69,6 +69,27 @@ def test_the_command_is_the_notebook_bit_for_bit(tmp_path) -> None:
     assert set(described) >= {"commit", "cpu", "seconds", "settings", "status"}
 
 
+def test_two_threads_give_the_same_bits_each_time(tmp_path, monkeypatch) -> None:
+    """SFT, sampling and updates, of batches so large that threads share their tensors; rewards of
+    reviews differ, so that there is something to learn."""
+    # A thread that waits for another one does not keep it from a processor with other work.
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    wide = ["--sft-steps", "2", "--sft-batch-size", "64", "--prompts-per-step", "16",
+            "--group-size", "8", "--steps", "2", "--evaluate-every", "0",
+            "--threads", "2"]  # fmt: skip
+    runs, texts = [], []
+    for name in ("first", "second"):
+        out = tmp_path / name
+        done = command("train", "grpo", "--task", "reviews", "--out", out, *SMALL, *wide)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads((out / "run.json").read_text("utf-8"))["threads"] == 2
+        runs.append(read_run(out))
+        texts.append((out / "model" / "model.safetensors").read_bytes())
+    assert min(runs[0].curve("grad_norm")[1]) > 0
+    assert runs[0].metrics == runs[1].metrics
+    assert texts[0] == texts[1]
+
+
 def test_start_resume_and_evaluate(tmp_path, capsys) -> None:
     """--start gives the same bits as the command's own SFT; --resume does nothing twice."""
     whole, start, parts = tmp_path / "whole", tmp_path / "start", tmp_path / "parts"

@@ -57,9 +57,18 @@ def trained(task_name: str, seed: int, start, steps: int):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sft_on_flawed_demonstrations_is_mediocre(seed: int, start) -> None:
+    """As good as they are, three in ten being right, and well below what RL makes of it."""
+    task = get_task("sort")
+    before = evaluate(*models.load(start("sort", seed), device="cpu"), task)
+    assert 0.15 < before["sampled"] < 0.35 < AFTER - 0.5
+    assert 0.4 < before["greedy"] < 0.9
+    assert before["truncated"] < 0.05
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_grpo_raises_held_out_accuracy_on_sort(seed: int, start) -> None:
     before, after, run = trained("sort", seed, start, STEPS)
-    assert 0.15 < before["sampled"] < 0.35  # three demonstrations in ten are right
     assert after["sampled"] - before["sampled"] > MARGIN
     assert after["sampled"] > AFTER
     assert after["greedy"] > 0.95

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 
 from rlcore import models
 from rlcore import sampling as sampling_module
-from rlcore.algorithms import by_name
-from rlcore.sampling import Samples, sample
+from rlcore.algorithms import ROWS, Algorithm, by_name, compute_loss
+from rlcore.sampling import Samples, response_logprobs, sample
 from rlcore.training import update as update_module
+from rlcore.training.critic import without_critic
 from rlcore.training.judge import Judged
 from rlcore.training.update import Batch, update_policy
 
@@ -126,12 +128,85 @@ def test_groups_of_like_length_come_together(sampled: Any, monkeypatch: pytest.M
     assert len(set(longest)) > 1
 
 
+def double_norm(self: Any, states: torch.Tensor) -> torch.Tensor:
+    """In the dtype of the model: transformers' own computes in float32 whatever that is."""
+    mean = states.square().mean(-1, keepdim=True)
+    return self.weight * states / (mean + self.variance_epsilon).sqrt()
+
+
 def test_prompts_are_read_once(sampled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the layers of a float64 model, which only here are computed so."""
     model, samples, tolerance = sampled
-    if model.dtype != torch.float32:
-        pytest.skip("only the layers of a float32 model are computed here")
+    if model.dtype == torch.float64:
+        monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", double_norm)
+        monkeypatch.setattr(sampling_module, "is_plain_llama", lambda _: True)
+    reads = []
+    shared_logits = sampling_module.shared_prompt_logits
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        reads.append(1)
+        return shared_logits(*arguments)
+
+    monkeypatch.setattr(sampling_module, "shared_prompt_logits", noted)
     batch = batch_of(samples, pushes(samples), pushes(samples) != 0)
     shared = gradient(model, batch)
     monkeypatch.setattr(sampling_module, "is_plain_llama", lambda _: False)
     own = gradient(model, batch_of(samples, pushes(samples), pushes(samples) != 0))
+    assert reads == [1]
     agree(shared, own, tolerance)
+
+
+UPDATES = 3
+
+
+@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize(
+    "algorithm",
+    [without_critic(row) for row in ROWS if row.surrogate != "reinforce"],
+    ids=lambda row: row.name,
+)
+def test_the_old_log_probs_need_no_pass_of_their_own(
+    algorithm: Algorithm, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written out with such a pass before the first update: the same gradients and weights."""
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", double_norm)
+    tokenizer = models.build_tokenizer("0123456789=")
+    model, hand, reference = (
+        models.build_model("nano", tokenizer, seed=seed, dtype="float64") for seed in (0, 0, 1)
+    )
+    samples = sample(
+        model, tokenizer, PROMPTS, group_size=GROUP, max_new_tokens=24,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    mask = samples.response_mask
+
+    def whole(model: Any) -> torch.Tensor:
+        return response_logprobs(model, samples.input_ids, samples.attention_mask, mask.shape[1])
+
+    with torch.no_grad():
+        old, ref_logprobs = whole(hand), whole(reference)
+    numbers = torch.Generator().manual_seed(1)
+    advantages = torch.randn(len(samples), generator=numbers, dtype=torch.float64)
+    every = torch.ones(len(samples), dtype=torch.bool)
+    batch = Batch(
+        samples, Judged((advantages > 0).double()), advantages, ref_logprobs, every, every
+    )
+    ours, theirs = (torch.optim.SGD(one.parameters(), 0.2) for one in (model, hand))
+    for update in range(UPDATES):
+        stats = update_policy(
+            model, ours, algorithm, batch, temperature=1.0, constant=24, micro_batch_size=size,
+            max_grad_norm=1e9,
+        )  # fmt: skip
+        assert (abs(stats["ratio_mean"] - 1) > 1e-9) == (update > 0)  # the policy has moved
+        theirs.zero_grad()
+        loss, _ = compute_loss(
+            algorithm, whole(hand), old, advantages, mask, ref_logprobs=ref_logprobs, constant=24,
+            correct=batch.judged.correct, truncated=samples.truncated, **batch.totals(algorithm),
+        )  # fmt: skip
+        loss.backward()
+        theirs.step()
+        assert stats["loss"] == pytest.approx(loss.item(), rel=1e-11, abs=1e-11)
+        for mine, other in zip(model.parameters(), hand.parameters(), strict=True):
+            assert other.grad.norm() > 0
+            torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=1e-11)
+            torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
