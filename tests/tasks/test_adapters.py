@@ -6,14 +6,17 @@ packages themselves run where they are installed.
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
 from rlcore.tasks import rate
-from rlcore.tasks.math_verify import math_task
+from rlcore.tasks.math_verify import arithmetic, math_task
 from rlcore.tasks.reasoning_gym import reasoning_gym_task
 
 EVIL = "__import__('pathlib').Path('{}').write_text('run')"
@@ -151,11 +154,11 @@ def verifier(monkeypatch):
     package = types.ModuleType("math_verify")
     package.given = []
 
-    def parse(text: str, *, parsing_timeout: int) -> list[float]:
+    def parse(text: str, *, parsing_timeout: float | None) -> list[float]:
         package.given.append(text)
         return [float(word) for word in text.split() if word.replace(".", "").isdigit()]
 
-    def verify(gold: list[float], found: list[float], *, timeout_seconds: int) -> bool:
+    def verify(gold: list[float], found: list[float], *, timeout_seconds: float | None) -> bool:
         return gold[-1:] == found[-1:]
 
     package.parse, package.verify = parse, verify
@@ -195,7 +198,7 @@ def test_outside_the_main_thread_the_reward_is_missing(verifier) -> None:
     thread.join()
     reward, error = found[0]
     assert reward != reward
-    assert "can only stop in the main thread" in error
+    assert "can only be stopped in the main thread" in error
 
 
 @pytest.mark.parametrize(
@@ -233,20 +236,139 @@ def test_the_real_reasoning_gym(tmp_path) -> None:
     assert not (tmp_path / "seen").exists()
 
 
-def test_the_real_math_verify(tmp_path) -> None:
+HOSTILE = [
+    EVIL,
+    f"${EVIL}$",
+    rf"\boxed{{{EVIL}}}",
+    rf"The final answer is $\operatorname{{exec}}({EVIL})$. I hope",
+    "9**9**9**9",  # not finished in the life of the universe
+    r"$9^{9^{9^9}}$",
+    r"\boxed{99999999!}",
+    "(" * 1900 + "1" + "+1)" * 33,
+    "1+" + "(" * 900 + "1" + ")" * 900,
+    "$" + "(" * 900 + "1" + ")" * 900 + "$",
+    "$" + "{" * 900 + "1" + "}" * 900 + "$",
+    "7" * 1_000_000,
+    "1 " * 1_000_000,
+    r"\boxed{" * 300,
+    "1+" * 900 + "1",
+    "2/(1-1)",
+    "1e999999999",
+    "$1e999999999$",
+    "\u0663+\u0664",  # digits too, but not of ours
+    "\0",
+]
+
+
+def test_the_real_math_verify() -> None:
     pytest.importorskip("math_verify")
-    problems = [("half?", r"\frac{1}{2}"), ("square?", "$x^2+2x+1$"), ("n?", "42")]
+    problems = [("half?", r"\frac{1}{2}"), ("square?", "$x^2+2x+1$"), ("n?", "42"), ("pi?", "3.14")]
     task = math_task("m", problems, max_new_tokens=8)
     worth = {
         ("half?", "0.5"): 1.0,
+        ("half?", "1/2"): 1.0,
+        ("half?", "2**(-1)"): 1.0,
+        ("half?", "50%"): 1.0,
         ("half?", r"so it is \boxed{\frac12}"): 1.0,
         ("half?", "2"): 0.0,
         ("square?", "$(x+1)^2$"): 1.0,
         ("n?", "the answer is 42."): 1.0,
+        ("n?", "(6)*(7)"): 1.0,
+        ("n?", "6*(5+4/2)"): 1.0,
+        ("n?", "2 - -40"): 1.0,
+        ("n?", "(6)*(8)"): 0.0,
+        ("pi?", "314/100"): 1.0,
         ("n?", ""): 0.0,
-        ("n?", EVIL.format(tmp_path / "seen")): 0.0,
-        ("n?", "9**9**9**9"): 0.0,  # stops after two seconds
     }
     for (problem, response), reward in worth.items():
         assert rate(task, problem, response) == (reward, None), response
+
+
+def test_math_verify_evaluates_nothing_and_comes_back(tmp_path) -> None:
+    """By the interpreter's own account: whatever is compiled, for eval and exec too, it reports."""
+    pytest.importorskip("math_verify")
+    code = """if True:
+        import json, os, sys, time
+        from rlcore.tasks import rate
+        from rlcore.tasks.math_verify import arithmetic, math_task
+
+        task = math_task("m", [("n?", "42")], max_new_tokens=8)
+        compiled, found = [], []
+
+        def hook(event, arguments):
+            if event == "compile" and not os.path.exists(str(arguments[1])):
+                compiled.append(repr(arguments)[:200])
+            elif event in ("os.system", "subprocess.Popen"):
+                compiled.append(event)
+
+        sys.addaudithook(hook)
+        eval("1")
+        for response in json.load(sys.stdin):
+            began = time.monotonic()
+            reward = rate(task, "n?", response)
+            found.append((reward, time.monotonic() - began))
+        print(json.dumps((compiled, found)))
+    """
+    responses = [text.replace("{}", str(tmp_path / "seen")) for text in HOSTILE]
+    responses += ["(6)*(7)", "$42$", "42.0"]
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(responses), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    compiled, found = json.loads(done.stdout)
+    assert len(compiled) >= 1  # the hook works: it saw the `eval` that it was tried with
+    # The others are sympy's own text, which multiplies monomials.
+    assert all(text.startswith("(b'def monomial_") for text in compiled[1:]), compiled
     assert not (tmp_path / "seen").exists()
+    for response, (reward, seconds) in zip(responses, found, strict=True):
+        right = response in responses[-3:]
+        assert reward == [float(right), None], response[:60]
+        assert seconds < 60, response[:60]  # four and a little, on a machine with nothing to do
+
+
+def test_a_limit_around_math_verify_still_holds_after_it() -> None:
+    pytest.importorskip("math_verify")
+    task = math_task("m", [("n?", "42")], max_new_tokens=8)
+
+    def slow(problem: str, response: str) -> float:
+        task.verify(problem, response)
+        while True:
+            pass
+
+    stuck = replace(task, verify=slow, verifier_timeout=0.5)
+    reward, error = rate(stuck, "n?", "42")
+    assert reward != reward
+    assert "no verdict in 0.5 s" in error
+
+
+def test_sympy_is_as_it_was_outside_the_adapter() -> None:
+    pytest.importorskip("math_verify")
+    import sympy
+
+    math_task("m", [("n?", "42")], max_new_tokens=8).verify("n?", "6*7")
+    assert sympy.sympify("x + 2*3") == sympy.Symbol("x") + 6
+    assert str(sympy.Number("2.5")) == "2.50000000000000"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7", 7), ("-1.5", -1.5), ("1+2*3", 7), ("2**3**2", 512), ("-2**2", -4), ("2**-1", 0.5),
+     ("(1+2)*-3", -9), ("8/4/2", 1), ("1 - 2 - 3", -4), ("- - 2+.5", 2.5), ("1e3", 1000)],
+)  # fmt: skip
+def test_plain_arithmetic_is_read_by_a_grammar(text: str, value: float) -> None:
+    assert float(arithmetic(text).doit()) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1+", "(1", "1)", "2 3", "1//2", "a.b", "1;2", "(" * 2000, "-" * 200 + "1", "3(4)"],
+)
+def test_other_text_is_no_arithmetic(text: str) -> None:
+    with pytest.raises(SyntaxError):
+        arithmetic(text)
+
+
+def test_arithmetic_computes_nothing() -> None:
+    assert len(arithmetic("9**9**9**9").args) == 2
+    with pytest.raises(SyntaxError, match="a number was wanted"):
+        arithmetic("9**9", evaluate=True)
