@@ -1,23 +1,36 @@
 """Tasks from other packages: their problems and scores, and no response is ever run.
 
 The packages are extras. What is ours is tested with stand-ins of the same calls; the tests with the
-packages themselves run where they are installed.
+packages themselves run where they are installed. The environment of make has math-verify; for
+reasoning-gym there is a job of its own, which sets NEED_EXTRAS=1: nothing is skipped there.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
+import os
 import random
 import subprocess
 import sys
 import types
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from rlcore.tasks import rate
 from rlcore.tasks.math_verify import arithmetic, math_task
 from rlcore.tasks.reasoning_gym import reasoning_gym_task
+
+
+def installed(name: str) -> types.ModuleType:
+    """The package, or a skipped test; a failed one where NEED_EXTRAS is set."""
+    if os.environ.get("NEED_EXTRAS", "") not in ("", "0"):
+        return importlib.import_module(name)
+    return pytest.importorskip(name)
+
 
 EVIL = "__import__('pathlib').Path('{}').write_text('run')"
 
@@ -50,6 +63,31 @@ class Running:
 """
 
 
+class Lenient(Adding):
+    """One that takes any text for right."""
+
+    def score_answer(self, answer: str, entry: dict) -> float:
+        return float(bool(answer) == bool(entry["answer"]))
+
+
+class Numeric(Adding):
+    """One that fails on text that is no number."""
+
+    def score_answer(self, answer: str, entry: dict) -> float:
+        return float(int(answer) == int(entry["answer"]))
+
+
+class Mixed(Adding):
+    """Several in one, as the package's `composite`."""
+
+    def __init__(self, size: int, seed: int, parts: dict) -> None:
+        super().__init__(size, seed)
+        self.datasets = {name: kind(size, seed) for name, kind in parts.items()}
+
+    def score_answer(self, answer: str, entry: dict) -> float:
+        return self.datasets[list(self.datasets)[-1]].score_answer(answer, entry)
+
+
 @pytest.fixture
 def gym(monkeypatch, tmp_path):
     """A stand-in for the package: one honest data set, and one that runs what it is given."""
@@ -58,6 +96,7 @@ def gym(monkeypatch, tmp_path):
     import running_data
 
     kinds = {"adding": Adding, "running": running_data.Running}
+    kinds |= {"lenient": Lenient, "numeric": Numeric, "mixed": Mixed}
     package = types.ModuleType("reasoning_gym")
     package.factory = types.SimpleNamespace(DATASETS=kinds)
     package.create_dataset = lambda name, **settings: kinds[name](**settings)
@@ -122,10 +161,49 @@ def test_a_response_is_never_run(gym, tmp_path) -> None:
     assert (tmp_path / "seen").exists()
 
 
+def test_a_part_of_a_mixture_is_never_run_either(gym) -> None:
+    running = gym.factory.DATASETS["running"]
+    with pytest.raises(ValueError, match=r"exact: running .a part of mixed. may run a response"):
+        reasoning_gym_task("mixed", max_new_tokens=3, parts={"adding": Adding, "running": running})
+    with pytest.raises(ValueError, match=r"exact: lenient .a part of mixed. scores any text"):
+        reasoning_gym_task("mixed", max_new_tokens=3, parts={"lenient": Lenient})
+    task = reasoning_gym_task("mixed", max_new_tokens=3, size=9, parts={"adding": Adding})
+    assert task.verify("0 + 3?", "3") == 1.0
+
+
+def test_a_score_that_takes_any_text_is_not_asked(gym) -> None:
+    with pytest.raises(ValueError, match="exact: lenient scores any text as right"):
+        reasoning_gym_task("lenient", max_new_tokens=3)
+    task = reasoning_gym_task("lenient", max_new_tokens=3, size=9, exact=True)
+    assert task.verify("0 + 3?", "3") == 1.0
+    assert task.verify("0 + 3?", "4") == 0.0
+
+
+def test_a_malformed_response_is_worth_nothing(gym) -> None:
+    task = reasoning_gym_task("numeric", max_new_tokens=3, size=9)
+    assert rate(task, "0 + 3?", "3") == (1.0, None)
+    assert rate(task, "0 + 3?", "three") == (0.0, None)
+
+
+def test_a_file_is_trusted_as_it_was_read_and_no_other(gym, monkeypatch) -> None:
+    import running_data
+
+    from rlcore.tasks import reasoning_gym
+
+    digest = hashlib.sha256(RUNS.encode()).hexdigest()
+    monkeypatch.setitem(reasoning_gym.READ, "running_data", digest)
+    assert not reasoning_gym.runs_text(running_data.Running)
+    monkeypatch.setattr("inspect.getsource", lambda m: RUNS + "# changed")
+    assert reasoning_gym.runs_text(running_data.Running)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "chess"}, "name: found 'chess'; wanted one of adding, running"),
+        (
+            {"name": "chess"},
+            "name: found 'chess'; wanted one of adding, lenient, mixed, numeric, running",
+        ),
         ({"digits": 3}, "settings: adding takes no such settings .digits must be below 3"),
         ({"colour": 1}, "settings: adding takes no such settings .*colour"),
         ({"mistakes": 2}, "mistakes: found 2"),
@@ -214,25 +292,131 @@ def test_bad_questions(problems, message: str, verifier) -> None:
         math_task("m", problems, max_new_tokens=4)
 
 
-def test_the_real_reasoning_gym(tmp_path) -> None:
-    pytest.importorskip("reasoning_gym")
-    task = reasoning_gym_task("chain_sum", max_new_tokens=8, size=300, max_digits=1, min_digits=1)
+# What the score of these data sets does with a response, so that they need exact=True, or more.
+REFUSED = {
+    "may run a response as python": {
+        "binary_matrix", "countdown", "intermediate_integration", "n_queens",
+        "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix",
+        "string_insertion",
+    },
+    "scores any text as right": {"game_of_life_halting"},
+    "no task is made of it": {"propositional_logic", "rubiks_cube"},
+}  # fmt: skip
+UNANSWERED = {"boxnet", "graph_color", "rush_hour"}  # no answer of their own
+MIXED = "composite"  # of others: tested by itself
+WRONG = ("", "nothing", "[]", "{}", "-7919", "1e999", "((((", "\u0663", "a, b\n7 = 7")
+
+
+def made(name: str, **settings):
+    """(task, the first problems of a data set)"""
+    task = reasoning_gym_task(name, max_new_tokens=8, size=20, seed=1, **settings)
     rng = random.Random(0)
-    for _ in range(20):
-        problem = task.draw(rng)
-        assert task.verify(problem, task.solution(problem)) == 1.0
-        assert task.verify(problem, "nothing") == 0.0
-    evil = EVIL.format(tmp_path / "seen")
-    # These run a response, by eval and by sympy's parse_expr (see what runs_text looks for).
-    for name in ("spiral_matrix", "binary_matrix", "n_queens", "string_insertion", "countdown",
-                 "puzzle24", "polynomial_multiplication", "simple_integration",
-                 "intermediate_integration"):  # fmt: skip
-        with pytest.raises(ValueError, match=f"exact: {name} may run a response"):
-            reasoning_gym_task(name, max_new_tokens=8)
-        task = reasoning_gym_task(name, max_new_tokens=8, size=20, exact=True)
-        problem = task.draw(rng)
-        assert rate(task, problem, evil) == (0.0, None)
+    return task, [task.problem(rng) for _ in range(3)]
+
+
+def said(call, *arguments) -> str:
+    """What the ValueError of a call says; nothing where it succeeds."""
+    try:
+        call(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_every_data_set_of_reasoning_gym() -> None:
+    """Its own answer scores in full, no wrong one does; or an error says why it is refused."""
+    names = set(installed("reasoning_gym").factory.DATASETS)
+    found: dict[str, set[str]] = {reason: set() for reason in REFUSED}
+    wrong: list[tuple] = []
+    unanswered = set()
+    for name in sorted(names - {MIXED}):
+        why = said(made, name)
+        if why:
+            assert why.startswith((f"exact: {name} ", f"name: {name} "))
+            found[next(reason for reason in REFUSED if reason in why)].add(name)
+        if "no task" in why:
+            assert said(partial(made, name, exact=True)) == why
+            continue
+        task, problems = made(name, exact=bool(why))
+        for problem in problems:
+            none = said(task.solution, problem)
+            if none:
+                assert f"{name} gives no answer" in none
+                unanswered.add(name)
+            elif rate(task, problem, task.solution(problem)) != (1.0, None):
+                wrong.append((name, problem, task.solution(problem)))
+            for text in WRONG:
+                reward, error = rate(task, problem, text)
+                if reward >= 1 or (error is not None and not (none and why)):
+                    wrong.append((name, problem, text, reward, error))
+    assert not wrong
+    assert found == REFUSED
+    assert unanswered == UNANSWERED
+
+
+def test_a_mixture_of_reasoning_gym() -> None:
+    installed("reasoning_gym")
+    from reasoning_gym.composite import DatasetSpec
+
+    def mixture(*names: str) -> dict:
+        return {"datasets": [DatasetSpec(name=name, weight=1, config={}) for name in names]}
+
+    task, problems = made(MIXED, **mixture("gcd", "number_sorting"))
+    for problem in problems:
         assert rate(task, problem, task.solution(problem)) == (1.0, None)
+        assert rate(task, problem, "nothing") == (0.0, None)
+    with pytest.raises(ValueError, match=r"exact: spiral_matrix .a part of composite. may run"):
+        made(MIXED, **mixture("gcd", "spiral_matrix"))
+    with pytest.raises(ValueError, match="settings: composite takes no such settings"):
+        made(MIXED)
+
+
+def test_reasoning_gym_evaluates_nothing(tmp_path) -> None:
+    """By the interpreter's own account, of every data set: whatever is compiled, it reports."""
+    installed("reasoning_gym")
+    code = """if True:
+        import json, random, sys
+        import reasoning_gym
+        from rlcore.tasks import rate
+        from rlcore.tasks.reasoning_gym import reasoning_gym_task
+
+        responses, compiled, tried = json.load(sys.stdin), [], 0
+
+        def hook(event, arguments):
+            if event == "compile" and any(m in repr(arguments[0]) for m in ("7919", "pathlib")):
+                compiled.append((name, repr(arguments)[:200]))
+            elif event in ("os.system", "subprocess.Popen"):
+                compiled.append((name, event))
+
+        tasks = {}
+        for name in sorted(reasoning_gym.factory.DATASETS):
+            for exact in (False, True):
+                try:
+                    task = reasoning_gym_task(
+                        name, max_new_tokens=8, size=9, seed=1, exact=exact
+                    )
+                except ValueError:
+                    continue
+                tasks[name] = task, [task.problem(random.Random(i)) for i in range(2)]
+                break
+        sys.addaudithook(hook)
+        name = "itself"
+        eval("7919")
+        for name, (task, problems) in tasks.items():
+            for problem in problems:
+                for response in responses:
+                    rate(task, problem, response)
+        json.dump((compiled, len(tasks)), open(sys.argv[1], "w"))  # some programs of codeio print
+    """
+    evil = EVIL.format(tmp_path / "seen")
+    forms = (evil, f"[{evil}]", f'{{"a": {evil}}}', f"x = {evil}", f"lambda: {evil}", f"1, {evil}")
+    forms += ("7919*7907", "[7919, 7907]", "(7919)", "x**7919", "A \u2228 7919", "7919/7907")
+    line = [sys.executable, "-c", code, str(tmp_path / "found")]
+    done = subprocess.run(line, input=json.dumps(forms), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compiled, tried = json.loads((tmp_path / "found").read_text())
+    assert [name for name, _ in compiled] == ["itself"], compiled
+    assert tried > 100
     assert not (tmp_path / "seen").exists()
 
 
@@ -261,7 +445,7 @@ HOSTILE = [
 
 
 def test_the_real_math_verify() -> None:
-    pytest.importorskip("math_verify")
+    installed("math_verify")
     problems = [("half?", r"\frac{1}{2}"), ("square?", "$x^2+2x+1$"), ("n?", "42"), ("pi?", "3.14")]
     task = math_task("m", problems, max_new_tokens=8)
     worth = {
@@ -286,7 +470,7 @@ def test_the_real_math_verify() -> None:
 
 def test_math_verify_evaluates_nothing_and_comes_back(tmp_path) -> None:
     """By the interpreter's own account: whatever is compiled, for eval and exec too, it reports."""
-    pytest.importorskip("math_verify")
+    installed("math_verify")
     code = """if True:
         import json, os, sys, time
         from rlcore.tasks import rate
@@ -327,7 +511,7 @@ def test_math_verify_evaluates_nothing_and_comes_back(tmp_path) -> None:
 
 
 def test_a_limit_around_math_verify_still_holds_after_it() -> None:
-    pytest.importorskip("math_verify")
+    installed("math_verify")
     task = math_task("m", [("n?", "42")], max_new_tokens=8)
 
     def slow(problem: str, response: str) -> float:
@@ -342,7 +526,7 @@ def test_a_limit_around_math_verify_still_holds_after_it() -> None:
 
 
 def test_sympy_is_as_it_was_outside_the_adapter() -> None:
-    pytest.importorskip("math_verify")
+    installed("math_verify")
     import sympy
 
     math_task("m", [("n?", "42")], max_new_tokens=8).verify("n?", "6*7")
