@@ -10,6 +10,7 @@ from typing import Any
 from rlcore.locks import is_held
 
 SEEDS = 2**63  # torch takes no larger seed
+COUNTS = 2**31 - 1  # more of anything would never end, and is a slip
 
 
 def shown(value: Any) -> str:
@@ -19,28 +20,38 @@ def shown(value: Any) -> str:
     return short(value, longest=100)
 
 
-def check_whole(at_least: int, **values: int | None) -> None:
-    """ValueError unless each value is a whole number of at least `at_least`."""
+def check_whole(at_least: int, at_most: float = COUNTS, **values: int | None) -> None:
+    """ValueError unless each value is a whole number from `at_least` to `at_most`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
             raise ValueError(
                 f"{name}: found {shown(value)}; wanted a whole number of at least {at_least}"
             )
+        if value > at_most:
+            raise ValueError(f"{name}: found {shown(value)}; wanted at most {at_most:,}")
+
+
+def check_threads(threads: int | None) -> None:
+    """ValueError unless it is None or a number of threads that a machine may start."""
+    if threads is not None:
+        check_whole(1, 1024, threads=threads)
 
 
 def check_seed(seed: int) -> None:
     """ValueError unless it is a whole number from 0 to 2**63 - 1."""
-    check_whole(0, seed=seed)
+    check_whole(0, math.inf, seed=seed)
     if seed >= SEEDS:
         raise ValueError(f"seed: found {shown(seed)}; wanted a whole number below 2**63")
 
 
 def check_positive(**values: float) -> None:
-    """ValueError unless each value is a finite number above 0."""
+    """ValueError unless each value is a finite number above 0 that is one in float32 too."""
     for name, value in values.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise ValueError(f"{name}: found {shown(value)}; wanted a finite number above 0")
+        if value > 1e30:
+            raise ValueError(f"{name}: found {shown(value)}; wanted at most 1e30, for float32")
 
 
 def check_temperature(
@@ -69,7 +80,15 @@ def check_final(final_learning_rate: float) -> None:
 
 def brief(error: Exception) -> str:
     """The kind of an error and the first line of what it says."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    return ": ".join([type(error).__name__, *words(error).splitlines()[:1]])
+
+
+def words(something: Any) -> str:
+    """Its text without space around it; "" where it has none, and where asking for it fails."""
+    try:
+        return str(something).strip()
+    except Exception:  # an error of somebody else's may fail here too
+        return ""
 
 
 def check_folder(out: Any, resume: bool) -> None:

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from rlcore import algorithms, models, preferences, training
-from rlcore.checks import check_folder, check_seed, check_temperature, check_whole, shown
+from rlcore.checks import (
+    check_folder,
+    check_seed,
+    check_temperature,
+    check_threads,
+    check_whole,
+    shown,
+)
 from rlcore.devices import using_threads
 from rlcore.lora import Lora, add_lora, check_rank
 from rlcore.pretrained import is_known, load_pretrained
@@ -32,7 +39,7 @@ from rlcore.tasks import (
     text_task,
 )
 from rlcore.training.critic import critic_settings
-from rlcore.training.judge import reward_settings
+from rlcore.training.judge import ABSTAINED, reward_settings
 from rlcore.training.processes import Processes, processes
 from rlcore.training.tracking import check_trackers
 
@@ -81,7 +88,8 @@ def train(options: Namespace) -> int:
     else:
         _refuse(options, "--start", *OF_SFT)
     check_seed(options.seed)
-    check_whole(1, n=_n(options), threads=1 if options.threads is None else options.threads)
+    check_whole(1, n=_n(options))
+    check_threads(options.threads)
     if options.evaluate_every is not None:
         check_whole(0, evaluate_every=options.evaluate_every)
     temperature(options)
@@ -371,8 +379,13 @@ def _row(options: Namespace, judged: bool, world: Processes) -> algorithms.Algor
             print(f"{options.algorithm}: without --reward-model the reward is the task's verifier")
         reward = "verifier"
     weights = _given(options, "beta", "length_alpha")
-    own_weights = {name: None if v == "paper" else v for name, v in weights.items()}
-    return training.row(own, reward=reward, **own_weights)
+    weights = {name: None if value == "paper" else value for name, value in weights.items()}
+    named = {change.partition("=")[0] for change in options.set or ()}
+    if named & {"beta", "kl"}:  # what --set says is not the recipe's to change
+        weights.setdefault("beta", None)
+    if "length_alpha" in named:
+        weights.setdefault("length_alpha", None)
+    return training.row(own, reward=reward, **weights)
 
 
 def _changed(row: AnyRow, options: Namespace) -> AnyRow:
@@ -398,7 +411,8 @@ def _report(run: training.Run, task: Task, world: Processes) -> int:
     if not world.is_main:
         return code
     state = "finished" if run.finished else "interrupted"
-    print(f"{state} after {len(run.metrics)} steps, {run.seconds:.1f} s, in {run.out}")
+    after = "" if run.finished else " (--resume goes on)"
+    print(f"{state} after {len(run.metrics)} steps, {run.seconds:.1f} s, in {run.out}{after}")
     for row in run.evaluations:
         if "greedy" in row:
             print(f"step {row['step']}: {accuracy(row, task)}")
@@ -406,9 +420,12 @@ def _report(run: training.Run, task: Task, world: Processes) -> int:
         if shown:
             told = ", ".join(f"{name[5:]} {value:.3f}" for name, value in shown.items())
             print(f"step {row['step']}: held-out pairs: {told}")
-    if run.errors:
-        first = run.errors[0]
-        print(f"the verifier failed {len(run.errors)} times; first: {first['error']}")
+    pushes = [row["rows_used"] for row in run.metrics if "rows_used" in row]
+    if pushes and not any(pushes):
+        print("no response had an advantage in any step: nothing was trained")
+    raised = [error["error"] for error in run.errors if error["error"] != ABSTAINED]
+    if raised:
+        print(f"the verifier failed {len(raised)} times; first: {raised[0]}")
     return code
 
 

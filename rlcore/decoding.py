@@ -179,9 +179,12 @@ class LlamaDecoder:
         )
 
     def _read_tables(self, ids: Tensor, group_size: int) -> FirstLayer | None:
-        if not worth_tables(len(self.embedding), len(ids) * group_size, ids.device):
+        rows, longest = len(ids) * group_size, len(self.turns)
+        if not worth_tables(len(self.embedding), self.heads, rows, longest, ids.device):
             return None
         qkv = torch.mm(self._normed(self.embedding), self.layers[0].qkv)
+        if not bool(qkv.isfinite().all()):  # 0 times NaN: it would be in what every row reads
+            return None
         heads = qkv.unflatten(1, (-1, self.head_dim))
         queries, keys, values = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
         read = ids.t().repeat_interleave(group_size, 1)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from rlcore.checks import check_threads
+
 PRECISIONS = ("float32", "bf16")
 _precision: ContextVar[str] = ContextVar("precision", default="float32")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -66,8 +68,7 @@ def using_threads(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads: found {threads!r}; wanted a whole number of at least 1")
+    check_threads(threads)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

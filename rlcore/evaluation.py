@@ -44,7 +44,8 @@ def evaluate(
     stop: asked before each batch; where it says True the evaluation is given up, and
     EvaluationStopped is raised.
 
-    Raises ValueError as `Task.prompts` and `sample` do, and where no response was rated; with
+    Raises ValueError as `Task.prompts` and `sample` do, for a model whose log-probs are not
+    finite, and where no response was rated; with
     allow_unrated that mean and its standard error are None instead.
     """
     check_whole(1, n=n, samples_per_prompt=samples_per_prompt, prompts_per_batch=prompts_per_batch)
@@ -69,6 +70,7 @@ def evaluate(
                 greedy=name == "greedy",
                 generator=generator,
             )
+            out.check_finite()
             lengths += out.lengths.tolist()
             cut += out.truncated.tolist()
             each = rate_all(task, out.prompts, out.texts)

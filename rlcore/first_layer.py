@@ -15,12 +15,16 @@ from torch import Tensor
 
 # Tokens of a vocabulary up to which, and rows from which on, tables are the quicker way.
 FEW_TOKENS, MANY_ROWS = 48, 32
+LARGEST = 2**20  # scores that a processor's cache holds
 
 
-def worth_tables(vocabulary: int, rows: int, device: torch.device) -> bool:
+def worth_tables(
+    vocabulary: int, heads: int, rows: int, longest: int, device: torch.device
+) -> bool:
     """Whether tables are the quicker way, and give the same bits each time: on a GPU, sums over
     tokens are taken in no fixed order."""
-    return vocabulary <= FEW_TOKENS and rows >= MANY_ROWS and device.type == "cpu"
+    few = vocabulary <= FEW_TOKENS and heads * vocabulary**2 * longest <= LARGEST
+    return few and rows >= MANY_ROWS and device.type == "cpu"
 
 
 class FirstLayer:

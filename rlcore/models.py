@@ -166,7 +166,9 @@ def save(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> Path:
         with quiet():
             without_lora(model).save_pretrained(new)
             tokenizer.save_pretrained(new)
+        usual = (new / "config.json").stat().st_mode
         for file in new.iterdir():
+            file.chmod(usual)  # safetensors leaves the weights to their owner alone
             sync(file)
         sync_folder(new)
         if folder.exists():
@@ -334,7 +336,9 @@ def _read(
         raise ValueError("path: found ''; wanted the name of a model folder")
     folder = Path(path)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"path: {str(folder)!r} is not a model folder (it has no config.json)")
+        inside = (folder / "model" / "config.json").is_file()
+        why = f"but {(folder / 'model').as_posix()!r} is" if inside else "it has no config.json"
+        raise ValueError(f"path: {str(folder)!r} is not a model folder ({why})")
     import transformers
 
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype, device)

@@ -109,7 +109,7 @@ def learning_curves(
         steps, low, mean, high = _over_seeds(curves, band)
         colour = COLOURS[number % len(COLOURS)]
         line = LINES[number % len(LINES)]
-        several = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+        several = f" ({len(curves)} {_what(_as_list(seeds))})" if len(curves) > 1 else ""
         ax.plot(steps, mean, color=colour, linestyle=line, linewidth=1.8, label=label + several)
         if len(curves) > 1 and band != "none":
             ax.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -135,6 +135,13 @@ def svg(figure: Figure | Axes) -> str:
     with matplotlib.rc_context(SVG):
         whole.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
     return buffer.getvalue()
+
+
+def _what(runs: Sequence[Any]) -> str:
+    """What they are: runs with the same seed twice are not as many seeds."""
+    seeds = [getattr(run, "settings", {}).get("seed") for run in runs]
+    known = [seed for seed in seeds if seed is not None]
+    return "seeds" if len(set(known)) == len(known) else "runs"
 
 
 def _as_list(runs: Any) -> list[Any]:

@@ -59,6 +59,13 @@ class Samples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def check_finite(self) -> None:
+        """ValueError where a log-prob is not finite."""
+        if not bool(self.logprobs.isfinite().all()):
+            raise ValueError(
+                "model: found log-probs that are not finite; wanted weights without NaN or infinity"
+            )
+
 
 @torch.no_grad()  # not inference_mode: its tensors could not be used in a loss later
 def sample(
@@ -231,7 +238,9 @@ class _Written:
 
     def __init__(self, steps: int, rows: int, pad: int, device: torch.device) -> None:
         self.tokens = torch.full((steps, rows), pad, device=device)
-        self.logprobs, self.entropies = torch.zeros(2, steps, rows, device=device)
+        self.logprobs, self.entropies = torch.zeros(
+            2, steps, rows, dtype=torch.float32, device=device
+        )
         self.active = torch.arange(rows, device=device)
         self.steps = 0
         self.waiting: list[tuple[Tensor, ...]] = []

@@ -57,14 +57,18 @@ def _alarm(seconds: float) -> Iterator[Call]:
                 armed.append(True)
                 # It rings again each second, for what takes the first one for an error of its own.
                 signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-                return function(*arguments)
+                end = time.monotonic() + seconds
+                found = function(*arguments)
             finally:
                 armed.clear()
+            if time.monotonic() > end:  # it swallowed what rang
+                raise _Rang
         except _Rang:
             armed.clear()
             raise VerifierTimeout(f"no verdict in {seconds:g} s") from None
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+        return found
 
     began, others = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, 0)
     handler = signal.signal(signal.SIGALRM, ring)

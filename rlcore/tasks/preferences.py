@@ -205,6 +205,7 @@ def sample_pairs(
             temperature=temperature,
             generator=generator,
         )
+        samples.check_finite()
         for i in range(len(prompts)):
             pair = _label(task, samples, 2 * i, scale, rng.random())
             rows += [] if pair is None else [pair]

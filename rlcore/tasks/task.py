@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from rlcore.checks import check_positive, shown
+from rlcore.checks import check_positive, shown, words
 from rlcore.tasks.limit import Call, limited
 
 SPLITS = ("train", "held-out")
@@ -145,16 +145,14 @@ def rate_all(
     many = getattr(task.verify, "many", None)
     if many is not None:
         try:
-            found = [
-                (_number(value, "the verifier"), named) for value, named in many(prompts, responses)
-            ]
+            found = list(many(prompts, responses))
             if len(found) != len(responses):
                 raise ValueError(f"the verifier returned {len(found)} of {len(responses)} rewards")
-            return found
         except PASSED_ON:
             raise
         except BaseException as error:
-            return [(math.nan, f"{type(error).__name__}: {error}")] * len(responses)
+            return [(math.nan, _said(error))] * len(responses)
+        return [_named(one) for one in found]
     with limited(task.verifier_timeout) as call:
         return [_rate(task, call, *pair) for pair in zip(prompts, responses, strict=True)]
 
@@ -165,7 +163,21 @@ def _rate(task: Task, call: Call, prompt: str, response: str) -> tuple[float, st
     except PASSED_ON:
         raise
     except BaseException as error:  # any error of a verifier is the verifier's
-        return math.nan, f"{type(error).__name__}: {error}"
+        return math.nan, _said(error)
+
+
+def _named(found: Any) -> tuple[float, str | None]:
+    """One of the (reward, error) that `many` gives; the error is None or says what went wrong."""
+    try:
+        value, error = found
+        reward = _number(value, "the verifier")
+    except Exception as wrong:
+        return math.nan, _said(wrong)
+    return reward, None if error is None else words(error) or "the verifier named no reason"
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {words(error)}"
 
 
 def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...], str | None]:
@@ -185,14 +197,14 @@ def rate_each(task: Task, prompt: str, response: str) -> tuple[tuple[float, ...]
     except PASSED_ON:
         raise
     except BaseException as error:
-        return (math.nan,) * len(task.reward_names), f"{type(error).__name__}: {error}"
+        return (math.nan,) * len(task.reward_names), _said(error)
     rewards, first = [], None
     for name in task.reward_names:
         try:
             rewards.append(_number(values[name], name))
         except Exception as error:
             rewards.append(math.nan)
-            first = first or f"{type(error).__name__}: {error}"
+            first = first or _said(error)
     return tuple(rewards), first
 
 

@@ -19,6 +19,7 @@ from rlcore.training.processes import ALONE, Processes
 from rlcore.training.reward import finite
 
 SCORE_NORMALIZATIONS = ("none", "start")
+ABSTAINED = "abstained"  # among the errors: no verdict, and nothing raised
 
 
 @dataclass
@@ -128,6 +129,8 @@ class Judge:
         values, errors = [], []
         found = [one for part in self.world.rows(len(samples), some) for one in part]
         for (prompt, text), (value, error) in zip(pairs, found, strict=True):
+            if error is None and bool(torch.tensor(value).isnan().any()):
+                error = ABSTAINED
             if error is not None:
                 errors.append({"step": step, "error": error, "prompt": prompt, "response": text})
             values.append(value)
@@ -164,10 +167,9 @@ def count_errors(judged: Judged) -> dict[str, int]:
 
     Both and abstentions are missing rewards.
     """
-    late = sum(
-        error["error"].startswith(f"{VerifierTimeout.__name__}: ") for error in judged.errors
-    )
-    return {"verifier_errors": len(judged.errors) - late, "verifier_timeouts": late}
+    raised = [error["error"] for error in judged.errors if error["error"] != ABSTAINED]
+    late = sum(error.startswith(f"{VerifierTimeout.__name__}: ") for error in raised)
+    return {"verifier_errors": len(raised) - late, "verifier_timeouts": late}
 
 
 def no_reward(judged: Judged, step: int) -> str | None:
@@ -175,9 +177,10 @@ def no_reward(judged: Judged, step: int) -> str | None:
     if not bool(judged.reward.isnan().all()):
         return None
     why = "the verifier abstained"
-    if judged.errors:  # the last one: of several rewards, the verifier's own come first
-        said = judged.errors[-1]["error"].strip().splitlines()[0][:200]
-        why = f"the last of {len(judged.errors)} errors of the verifier: {said}"
+    raised = [error["error"] for error in judged.errors if error["error"] != ABSTAINED]
+    if raised:  # the last one: of several rewards, the verifier's own come first
+        said = raised[-1].strip().splitlines()[0][:200]
+        why = f"the last of {len(raised)} errors of the verifier: {said}"
         why += " (Run.errors, errors.jsonl)"
     return f"step {step}: none of {len(judged.reward)} responses has a reward; {why}"
 

@@ -22,6 +22,7 @@ from rlcore.checks import (
     check_seed,
     check_temperature,
     check_whole,
+    shown,
 )
 from rlcore.devices import precision_settings, using_precision, using_threads
 from rlcore.evaluation import evaluate
@@ -171,6 +172,10 @@ def train_policy(
     check_whole(0, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     check_whole(0, samples_every=samples_every)
     check_positive(learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    if advantage_function is not None and not callable(advantage_function):
+        raise ValueError(
+            f"advantage_function: found {shown(advantage_function)}; wanted a function or None"
+        )
     check_temperature(temperature)
     check_final(final_learning_rate)
     world = processes(device)

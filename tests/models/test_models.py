@@ -216,3 +216,18 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
     save_file(kept, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"has no weights for .*mlp\.up_proj"):
         models.load(tmp_path / "m")
+
+
+def test_saved_weights_can_be_read_by_whom_the_rest_can(tmp_path: Path) -> None:
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    folder = models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, tmp_path / "m")
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
+
+
+def test_a_run_folder_is_told_from_its_model(tmp_path: Path) -> None:
+    tokenizer = models.build_tokenizer(SYMBOLS)
+    models.save(models.build_model("nano", tokenizer, seed=0), tokenizer, tmp_path / "model")
+    with pytest.raises(ValueError, match=r"is not a model folder \(but '.*/model' is\)"):
+        models.load(tmp_path)
+    with pytest.raises(ValueError, match=r"is not a model folder \(it has no config.json\)"):
+        models.load(tmp_path / "no")

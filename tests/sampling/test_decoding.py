@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     monkeypatch.setattr(kv_cache, "MANY", 0)
     monkeypatch.setattr(first_layer, "FEW_TOKENS", 10**6 if tables else 0)
     monkeypatch.setattr(first_layer, "MANY_ROWS", 0)
+    monkeypatch.setattr(first_layer, "LARGEST", 10**9)
     return str(request.param)
 
 
@@ -127,11 +129,36 @@ def test_few_tokens_of_many_rows_lie_side_by_side(rows: int, columns: int, kept:
     assert type(kv_cache.kv_cache(sizes, torch.zeros(1))).__name__ == f"{kept}Cache"
 
 
-@pytest.mark.parametrize(("vocabulary", "rows"), [(48, 32), (49, 32), (48, 31)])
-def test_tables_are_for_few_tokens_and_many_rows(vocabulary: int, rows: int) -> None:
-    worth_it = first_layer.worth_tables(vocabulary, rows, torch.device("cpu"))
-    assert worth_it == ((vocabulary, rows) == (48, 32))
-    assert not first_layer.worth_tables(vocabulary, rows, torch.device("cuda"))
+@pytest.mark.parametrize(
+    ("sizes", "worth_it"),
+    [
+        ((48, 4, 32, 113), True),
+        ((49, 4, 32, 100), False),
+        ((48, 4, 31, 113), False),
+        ((48, 4, 32, 114), False),
+    ],
+)
+def test_tables_are_for_few_tokens_many_rows_and_a_cache(sizes: tuple, worth_it: bool) -> None:
+    """vocabulary, heads, rows, longest: 4 x 48 x 48 x 113 numbers are just below 2^20."""
+    assert first_layer.worth_tables(*sizes, torch.device("cpu")) == worth_it
+    assert not first_layer.worth_tables(*sizes, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_token_that_never_stands_anywhere_changes_nothing(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its embedding is not finite: 0 times NaN would be NaN."""
+    model, tokenizer = build(llama(tie_word_embeddings=False))
+
+    def samples() -> Any:
+        return sample(model, tokenizer, ONE_LENGTH, group_size=32, max_new_tokens=6, greedy=True)
+
+    wanted = samples()
+    absent = set(range(len(tokenizer))) - set(wanted.input_ids.flatten().tolist())
+    with torch.no_grad():
+        model.model.embed_tokens.weight[min(absent)] = value
+    assert_same(samples(), wanted)
 
 
 @pytest.mark.parametrize(

@@ -413,3 +413,19 @@ def test_draw_never_picks_an_impossible_token() -> None:
     ]
     assert set(picked) <= {1, 3}
     assert picked == [1, 1, 1, 1, 3, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_of_others_changes_nothing(dtype: torch.dtype, policy) -> None:
+    def samples():
+        return sample(*policy, PROMPTS, group_size=8, max_new_tokens=9, generator=generator())
+
+    wanted = samples()
+    torch.set_default_dtype(dtype)
+    try:
+        found = samples()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.logprobs.dtype == torch.float32
+    assert torch.equal(found.logprobs, wanted.logprobs)
+    assert torch.equal(found.input_ids, wanted.input_ids)

@@ -175,3 +175,22 @@ def test_several_rewards_that_hang_are_missing() -> None:
 def test_bad_limits(found) -> None:
     with pytest.raises(ValueError, match="verifier_timeout: found"):
         replace(SORT, verifier_timeout=found)
+
+
+def test_who_swallows_the_alarm_and_answers_late_is_late() -> None:
+    def stubborn() -> float:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            try:
+                busy_until(end)
+            except BaseException:
+                continue
+        return 1.0
+
+    def busy_until(end: float) -> None:
+        while time.monotonic() < end:
+            pass
+
+    with pytest.raises(VerifierTimeout, match=r"no verdict in 0.1 s"):
+        limited(0.1, stubborn)
+    assert limited(10.0, stubborn) == 1.0

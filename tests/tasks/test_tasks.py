@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from rlcore.tasks import TASKS, Task, get_task, letters, rate, rate_each, reviews, sort_box
 from rlcore.tasks import robot as robot_board
 from rlcore.tasks import sort as sort_digits
-from rlcore.tasks.task import VerifierUnavailable
+from rlcore.tasks.task import VerifierUnavailable, rate_all
 
 RUNS_PROGRAMS = pytest.mark.skipif(
     sys.platform != "linux", reason="formula is verified in the sandbox, which needs Linux"
@@ -314,6 +315,50 @@ class Several:
 
     def many(self, problems: list[str], responses: list[str]) -> list[tuple[float, None]]:
         raise self.error
+
+
+class Gives:
+    """A verifier that is asked of a batch at once, and gives what it is told."""
+
+    def __init__(self, *found: Any) -> None:
+        self.found = found
+
+    def __call__(self, problem: str, response: str) -> float:
+        raise NotImplementedError
+
+    def many(self, problems: list[str], responses: list[str]) -> list[Any]:
+        return list(self.found)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ((math.inf, None), "ValueError: the verifier returned inf; wanted a number"),
+        ((None, " \n "), "the verifier named no reason"),
+        ((None, 5), "5"),
+        (0.5, "TypeError: cannot unpack"),
+        (("1", None), "ValueError: the verifier returned '1'"),
+    ],
+)
+def test_one_bad_answer_of_a_batch_is_that_answer_alone(bad: Any, said: str) -> None:
+    task = replace(get_task("sort"), verify=Gives((1.0, None), bad, (0.0, None)))
+    first, second, third = rate_all(task, ["1="] * 3, ["1"] * 3)
+    assert (first, third) == ((1.0, None), (0.0, None))
+    assert math.isnan(second[0])
+    assert second[1].startswith(said)
+
+
+def test_an_error_without_words_is_the_verifiers_own_too() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("not even that")
+
+    def verify(problem: str, response: str) -> float:
+        raise Mute
+
+    reward, error = rate(replace(get_task("sort"), verify=verify), "1=", "1")
+    assert math.isnan(reward)
+    assert error == "Mute: "
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -558,6 +558,24 @@ def test_the_command_trains_on_pairs(name: str, tmp_path, capsys) -> None:
     assert read_run(tmp_path / "again").metrics == first.metrics
 
 
+@pytest.mark.parametrize(
+    ("words", "kl", "beta"),
+    [
+        ([], "none", 0.0),
+        (["--set", "beta=0.3"], "loss", 0.3),
+        (["--set", "kl=loss"], "loss", 0.04),
+        (["--set", "kl=none", "--set", "beta=0"], "none", 0.0),
+        (["--set", "kl=reward", "--set", "kl_estimator=k1", "--beta", "0.2"], "reward", 0.2),
+    ],
+)
+def test_the_recipe_takes_back_nothing_that_was_set(words, kl, beta, tmp_path) -> None:
+    """It leaves the KL term out where nothing is said of it."""
+    run = ["train", "grpo", "--task", "sort", "--out", str(tmp_path / "run")]
+    assert main([*run, *SMALL, *words]) == 0
+    algorithm = read_run(tmp_path / "run").settings["algorithm"]
+    assert (algorithm["kl"], algorithm["beta"]) == (kl, beta)
+
+
 def test_set_changes_choices_of_a_row(tmp_path) -> None:
     """The record says what was run; a row over pairs likewise."""
     common = ["--task", "sort", "--out"]

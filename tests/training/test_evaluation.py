@@ -112,3 +112,11 @@ def test_what_training_takes_for_a_number_evaluation_takes_too(one, coin, make) 
 def test_bad_input(change: dict, message: str, coin, make) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate(*make(), coin, **{"n": 4, **change})
+
+
+def test_a_model_without_finite_weights_is_an_error(coin, make) -> None:
+    model, tokenizer = make()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="model: found log-probs that are not finite"):
+        evaluate(model, tokenizer, coin, n=8)

@@ -85,6 +85,15 @@ def luminance(colour: str) -> float:
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), to_rgb(colour), strict=True))
 
 
+def test_runs_with_one_seed_are_not_called_seeds() -> None:
+    def seeded(*seeds: int) -> list[Run]:
+        return [Run(settings={"seed": s}, metrics=[{"step": 1, "reward": 0.5}]) for s in seeds]
+
+    for seeds, label in (((0, 1), "GRPO (2 seeds)"), ((0, 0), "GRPO (2 runs)")):
+        line = plots.learning_curves({"GRPO": seeded(*seeds)}).lines[0]
+        assert line.get_label() == label
+
+
 def test_curves_are_told_apart_without_colour() -> None:
     methods = {f"m{i}": run([i, i]) for i in range(7)}
     ax = plots.learning_curves(methods)

@@ -302,6 +302,8 @@ def test_missing_rewards_are_left_out_and_counted(coin, make) -> None:
         assert metrics["rows_used"] == 32 - metrics["missing_rewards"]
         assert metrics["verifier_errors"] == 0
         assert 0 <= metrics["reward"] <= 1
+    assert len(run.errors) == sum(metrics["missing_rewards"] for metrics in run.metrics)
+    assert {(error["error"], len(error["response"])) for error in run.errors} == {("abstained", 8)}
     assert math.isfinite(float(weights(model).sum()))
 
 
@@ -513,6 +515,7 @@ def test_progress_bar_is_text_on_stderr(coin, make, capfd) -> None:
         ({"prompts_per_step": 0}, "prompts_per_step: found 0"),
         ({"group_size": 1}, "group_size: found 1; wanted a whole number of at least 2"),
         ({"learning_rate": 0}, "learning_rate: found 0; wanted a finite number above 0"),
+        ({"learning_rate": 1e38}, r"learning_rate: found 1e\+38; wanted at most 1e30"),
         ({"learning_rate": math.nan}, "learning_rate: found nan"),
         ({"learning_rate": "big"}, "learning_rate: found 'big'"),
         ({"final_learning_rate": -0.1}, "final_learning_rate: found -0.1; wanted 0 to 1"),
@@ -528,6 +531,9 @@ def test_progress_bar_is_text_on_stderr(coin, make, capfd) -> None:
         ({"checkpoint_every": -1}, "checkpoint_every: found -1"),
         ({"samples_every": 0.5}, "samples_every: found 0.5"),
         ({"threads": 0}, "threads: found 0"),
+        ({"threads": 10**5}, "threads: found 100000; wanted at most 1,024"),
+        ({"prompts_per_step": 10**20}, "prompts_per_step: found 1.*; wanted at most 2,147,483,647"),
+        ({"advantage_function": 3}, "advantage_function: found 3; wanted a function or None"),
         ({"device": "tpu"}, "device: "),
         ({"resume": True}, "resume: needs out"),
     ],
