@@ -421,7 +421,8 @@ def _report(run: training.Run, task: Task, world: Processes) -> int:
             told = ", ".join(f"{name[5:]} {value:.3f}" for name, value in shown.items())
             print(f"step {row['step']}: held-out pairs: {told}")
     pushes = [row["rows_used"] for row in run.metrics if "rows_used" in row]
-    if pushes and not any(pushes):
+    has_critic = any(name.startswith("val/") for row in run.metrics for name in row)
+    if pushes and not any(pushes) and not has_critic:
         print("no response had an advantage in any step: nothing was trained")
     raised = [error["error"] for error in run.errors if error["error"] != ABSTAINED]
     if raised:

@@ -558,6 +558,15 @@ def test_the_command_trains_on_pairs(name: str, tmp_path, capsys) -> None:
     assert read_run(tmp_path / "again").metrics == first.metrics
 
 
+@pytest.mark.parametrize(("algorithm", "says_so"), [("grpo", True), ("vapo", False)])
+def test_a_run_without_any_advantage_says_so(algorithm, says_so, tmp_path, capsys) -> None:
+    """Every answer of this start is wrong. With a critic something is trained all the same."""
+    assert main(["train", algorithm, "--task", "sort", "--out", str(tmp_path / "run"), *SMALL]) == 0
+    rows = read_run(tmp_path / "run").metrics
+    assert not any(row["reward"] for row in rows)
+    assert ("nothing was trained" in capsys.readouterr().out) == says_so
+
+
 @pytest.mark.parametrize(
     ("words", "kl", "beta"),
     [

@@ -181,6 +181,9 @@ def test_the_first_steps_replayed(path: Path, start, made, tmp_path, monkeypatch
         first, later = CLOSE[name] if "reward" in head else (NOTHING_SAMPLED, NOTHING_SAMPLED)
         steps = zip(run.metrics, values[:STEPS], (first, later, later), strict=True)
         for row, value, (rel, absolute) in steps:
+            if value is None:  # a step in which the critic alone was trained
+                assert row[name] is None
+                continue
             if name == "loss" and abs(value) < ROUNDING:
                 absolute = ROUNDING
             assert row[name] == pytest.approx(value, rel=rel, abs=absolute), (name, row["step"])
